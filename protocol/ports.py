@@ -1,0 +1,225 @@
+"""The interfaces through which the node core reaches the world; each has two adapters.
+
+| port             | in the daemon                                | in the simulator             |
+|------------------|----------------------------------------------|------------------------------|
+| Network          | node/transport (py-libp2p)                   | simulation/network           |
+| Registry         | node/sidecar (hivemind's DHT)                | simulation/registry          |
+| Averager         | averaging/exact (over Network)               | the same                     |
+| Runner           | node/compute (one worker thread)             | simulation/runner (cost)     |
+| Stage computation| stages/ (torch)                              | simulation/cost_model, or torch |
+
+The clock is trio's and the simulator swaps it for a MockClock; randomness is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+import torch
+import trio
+
+from protocol.keys import PeerId
+from protocol.messages import Message
+from protocol.records import NodeRecord
+
+T = TypeVar("T")
+Tensor = torch.Tensor
+WorkKey = Hashable
+GroupKey = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message that arrived, its sender (proved by the session) and its tensors."""
+
+    sender: PeerId
+    message: Message
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerChange:
+    """A session with a peer came up or went down."""
+
+    peer: PeerId
+    is_up: bool
+    reason: str = ""
+
+
+class Network(Protocol):
+    """Sessions with other nodes. Delivery is at most once, in order per lane, acknowledged."""
+
+    peer_id: PeerId
+    events: trio.MemoryReceiveChannel[Envelope | PeerChange]
+
+    async def send(self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()) -> None:
+        """Deliver a message: dial if there is no session, return when the peer acknowledged it.
+
+        Raises PeerGone (no address, dial failed, session ended) or PeerTimeout (``delivery_s``).
+        The tensors must not be changed until it returns.
+        """
+        ...
+
+    def introduce(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Learn where a peer listens (from its signed record)."""
+        ...
+
+    def connected(self) -> Collection[PeerId]:
+        """The peers whose session is up now."""
+        ...
+
+    def rtt_s(self, peer: PeerId) -> float | None:
+        """The smoothed round trip of heartbeats, or None if unknown."""
+        ...
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """End the session with a peer that misbehaved or fell silent."""
+        ...
+
+
+class Registry(Protocol):
+    """Signed, sequenced, expiring records; used for discovery alone."""
+
+    async def publish(self, record: NodeRecord) -> None:
+        """Store this node's record until it expires; raise SidecarError if that fails."""
+        ...
+
+    async def nodes(self) -> Sequence[NodeRecord]:
+        """The valid records of all nodes of the swarm."""
+        ...
+
+
+JobKind = Literal["forward", "backward", "edge", "commit", "update", "state"]
+
+
+class Runner(Protocol):
+    """Where computation happens: one at a time, backward work before forward work."""
+
+    async def run(self, kind: JobKind, job: Callable[[], T]) -> T:
+        """Run ``job`` off the event loop and return its result.
+
+        Cancelling the caller does not interrupt a job that has started.
+        """
+        ...
+
+
+class StageState(Protocol):
+    """What all stages can do with their parameters. Synchronous; called through a Runner only.
+
+    Weight gradients are kept apart per work key until committed, then in one sum per group (the
+    data node whose microbatch it was). ``prepare`` writes new weights and optimiser state into
+    new buffers; ``apply`` swaps them in and keeps the old ones until the next ``prepare``.
+    """
+
+    @property
+    def step(self) -> int:
+        """The number of optimiser steps in this state."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the canonical bytes of the state at ``step``."""
+        ...
+
+    @property
+    def num_gradients(self) -> int:
+        """Number of elements of the flat gradient."""
+        ...
+
+    def commit(self, key: WorkKey, group: GroupKey) -> None:
+        """Add the weight gradient kept under ``key`` to the sum of ``group``; KeyError if none."""
+        ...
+
+    def discard(self, key: WorkKey) -> None:
+        """Forget whatever is kept under ``key``; nothing happens if there is nothing."""
+        ...
+
+    def gradient(self, groups: Sequence[GroupKey]) -> Tensor:
+        """Return the flat fp32 sum over ``groups`` in the order given; zeros where none is."""
+        ...
+
+    def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
+        """Divide by the count, clip, step the optimiser into new buffers; return their digest."""
+        ...
+
+    def apply(self) -> None:
+        """Make the prepared buffers the state (step + 1); drop all gradients."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop the prepared buffers, if any; gradients stay."""
+        ...
+
+    def reset(self) -> None:
+        """Drop all gradients, kept graphs and prepared buffers."""
+        ...
+
+    def export_state(self) -> Tensor:
+        """Return the canonical bytes of the state at ``step`` as a uint8 tensor."""
+        ...
+
+    def import_state(self, data: Tensor, digest: str) -> None:
+        """Replace the state; raise StateMismatch if the bytes do not have this digest."""
+        ...
+
+
+class BlockStage(StageState, Protocol):
+    """Stages 1..S: a run of transformer blocks."""
+
+    def forward(self, key: WorkKey, h_BTW: Tensor, *, keep: bool) -> Tensor:
+        """Return the stage's output; keep what backward needs under ``key`` if asked."""
+        ...
+
+    def backward(self, key: WorkKey, g_BTW: Tensor) -> Tensor:
+        """Return the gradient by the input; keep the weight gradient apart under ``key``."""
+        ...
+
+
+class EdgeStage(StageState, Protocol):
+    """Stage 0, the data node: draws text, embeds it, and computes head and loss."""
+
+    def embed(self, key: WorkKey, step: int, slot: int) -> Tensor:
+        """Draw the microbatch of (seed, step, slot), embed it, keep its targets under ``key``."""
+        ...
+
+    def embed_validation(self, key: WorkKey, index: int) -> Tensor:
+        """The same for the ``index``-th held-out microbatch."""
+        ...
+
+    def loss(self, key: WorkKey, h_BTW: Tensor) -> float:
+        """The mean loss of the microbatch, without gradients; drops the key."""
+        ...
+
+    def loss_and_gradient(self, key: WorkKey, h_BTW: Tensor) -> tuple[float, Tensor]:
+        """The mean loss and its gradient by ``h_BTW``; keeps the head's weight gradient."""
+        ...
+
+    def embed_backward(self, key: WorkKey, g_BTW: Tensor) -> None:
+        """Add the embedding's gradient to what is kept under ``key``."""
+        ...
+
+
+class Observer(Protocol):
+    """Where things happen, they are counted: metrics, status and logs in the daemon."""
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Add to a counter of docs/metrics.md."""
+        ...
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge of docs/metrics.md."""
+        ...
+
+    def event(self, name: str, **fields: object) -> None:
+        """Something happened that a person may want to read (past tense, no secrets)."""
+        ...
+
+
+class FaultPoints(Protocol):
+    """Named points of the step where a test may kill, freeze or slow the node."""
+
+    async def reach(self, point: str, step: int) -> None:
+        """Called when the node passes the point; returns at once outside of tests."""
+        ...
