@@ -51,13 +51,15 @@ class Message(BaseModel):
 class Presence(Message):
     """Node -> authorities, about once a second: who I am, what I hold. Soft state, idempotent.
 
-    ``step`` and ``digest`` name the state that the node holds; ``stage`` -1 asks for a stage.
+    ``step`` and ``digest`` name the state that the node holds; ``stage`` -1 asks for a stage;
+    ``seen`` is the order (step, term) of the last decision that the node obeys, (0, 0) for none.
     """
 
     kind: Literal["presence"] = "presence"
     stage: Annotated[int, Field(ge=-1, lt=4096)]
     capacity: Count
     digest: Digest | None
+    seen: tuple[Count, Count] = (0, 0)
     wants_hold: bool = False
     is_draining: bool = False
 
@@ -80,7 +82,7 @@ class Share(BaseModel):
 class Decision(BaseModel):
     """The content of STEP_OPEN: who belongs to a step, who draws what, which states it starts from.
 
-    Ordered by (step, term). ``roster[k]`` lists the holders of stage k (0: data nodes), sorted;
+    Ordered by (step, term); terms start at 1 and rise with every decision. ``roster[k]`` lists the holders of stage k (0: data nodes), sorted;
     ``digests[k]`` is the state of stage k at the start of ``step``, so opening step s+1 is also
     the word that applies step s. ``is_final`` ends the training: nothing is drawn any more.
     """

@@ -93,7 +93,8 @@ class PipelineSpec(Spec):
         ]
     )
     wire_dtype: Literal["float32", "bfloat16"] = "float32"
-    min_holders: Annotated[int, Field(ge=1, le=4096)] = 1
+    min_holders: Annotated[int, Field(ge=1, le=4096)] = 1  # of each stage, to start
+    min_data_nodes: Annotated[int, Field(ge=1, le=4096)] = 1  # to start
 
     @property
     def num_stages(self) -> int:

@@ -1,0 +1,6 @@
+"""How the holders of a stage average: the Averager port and its ``exact`` adapter."""
+
+from protocol.averaging.exact import ExactAverager
+from protocol.averaging.port import Averager, AveragingFailed, Round
+
+__all__ = ["Averager", "AveragingFailed", "ExactAverager", "Round"]

@@ -1,0 +1,48 @@
+"""The Averager port: a sum over the holders of a stage, the same bytes on every one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from protocol.errors import PeerError
+from protocol.keys import PeerId
+from protocol.ports import Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One averaging: who takes part, under which decision. ``members`` are in PeerID order."""
+
+    step: int
+    term: int
+    epoch: int
+    stage: int
+    members: tuple[PeerId, ...]
+
+
+class AveragingFailed(PeerError):
+    """Some members did not deliver; nobody may use a partial result."""
+
+    code = "averaging_failed"
+
+    def __init__(self, missing: frozenset[PeerId], reason: str) -> None:
+        super().__init__(f"averaging failed ({reason}); missing {len(missing)} members")
+        self.missing = missing
+        self.reason = reason
+
+
+class Averager(Protocol):
+    """Sums flat fp32 gradients and microbatch counts over the members of a round."""
+
+    async def total(
+        self, round_: Round, gradient: torch.Tensor, num_microbatches: int
+    ) -> tuple[torch.Tensor, int]:
+        """Return the sum over all members and the total count; raise AveragingFailed."""
+        ...
+
+    def deliver(self, envelope: Envelope) -> None:
+        """Take a message of this averager's kinds from another member."""
+        ...

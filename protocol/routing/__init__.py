@@ -1,0 +1,6 @@
+"""Which holder a microbatch goes to next: the Router interface and a load-aware choice."""
+
+from protocol.routing.load_aware import LoadAwareRouter
+from protocol.routing.router import Router
+
+__all__ = ["LoadAwareRouter", "Router"]

@@ -1,0 +1,113 @@
+"""What counts in a step, at one member: each microbatch exactly once (GWTF spec 1.4, rule 2).
+
+A weight gradient is kept apart until its data node's COMMIT, or in the end its STEP_CLOSE, names
+the holder. The closes are the authority: what they list and no holder of the stage has in its
+sums is missing and is recomputed by the member that ``assignments`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.errors import ProtocolViolation
+from protocol.keys import PeerId
+from protocol.messages import Decision, Entry, LedgerEntry, StepClose, WorkId
+
+SlotId = tuple[PeerId, int]
+
+
+@dataclass(slots=True)
+class StepLedger:
+    """The commits of one member in one step, and the closes it has seen."""
+
+    me: PeerId
+    stage: int
+    step: int
+    committed: dict[SlotId, int] = field(default_factory=dict)
+    closes: dict[PeerId, StepClose] = field(default_factory=dict)
+
+    def may_commit(self, work: WorkId, path: Sequence[PeerId]) -> bool:
+        """Whether a COMMIT adds anything here: it names me, and the slot is not in yet."""
+        return self.names_me(work.data_node, path) and (work.data_node, work.slot) not in (
+            self.committed
+        )
+
+    def commit(self, work: WorkId) -> None:
+        """Note that the gradient of this microbatch is in the sums."""
+        slot = (work.data_node, work.slot)
+        if slot in self.committed:
+            raise ProtocolViolation(f"slot {work.slot} of {work.data_node} committed twice")
+        self.committed[slot] = work.attempt
+
+    def on_close(self, close: StepClose) -> bool:
+        """Keep a data node's close; return whether it is new. The first one stands."""
+        if close.step != self.step or close.data_node in self.closes:
+            return False
+        self.closes[close.data_node] = close
+        return True
+
+    def names_me(self, data_node: PeerId, path: Sequence[PeerId]) -> bool:
+        """Whether a path names this member as the one whose gradient counts."""
+        if self.stage == 0:
+            return data_node == self.me
+        return self.stage <= len(path) and path[self.stage - 1] == self.me
+
+    def missing_closes(self, decision: Decision) -> set[PeerId]:
+        """The data nodes of the roster that drew slots and have not closed yet."""
+        drawing = {s.data_node for s in decision.shares if s.slots}
+        return drawing - self.closes.keys()
+
+    def expected(self, decision: Decision) -> dict[SlotId, Entry]:
+        """All that counts under this roster: the union of the closes of its data nodes."""
+        sharing = {s.data_node for s in decision.shares}
+        return {
+            (peer, entry.slot): entry
+            for peer, close in self.closes.items()
+            if peer in sharing
+            for entry in close.entries
+        }
+
+    def unsettled(self, expected: Mapping[SlotId, Entry]) -> list[WorkId]:
+        """Entries that name me and whose COMMIT I have not seen."""
+        return [
+            WorkId(self.step, data_node, slot, entry.attempt)
+            for (data_node, slot), entry in expected.items()
+            if (data_node, slot) not in self.committed and self.names_me(data_node, entry.path)
+        ]
+
+    def unexpected(self, expected: Mapping[SlotId, Entry], decision: Decision) -> list[SlotId]:
+        """Commits of living data nodes that their closes do not list."""
+        return [
+            slot
+            for slot in self.committed
+            if slot not in expected and slot[0] in decision.data_nodes
+        ]
+
+    def entries(self, expected: Mapping[SlotId, Entry]) -> tuple[LedgerEntry, ...]:
+        """What my sums contain of what counts, for the other holders of the stage."""
+        return tuple(
+            LedgerEntry(data_node=peer, slot=slot, attempt=attempt)
+            for (peer, slot), attempt in sorted(self.committed.items())
+            if (peer, slot) in expected
+        )
+
+
+def assignments(
+    expected: Iterable[SlotId],
+    ledgers: Mapping[PeerId, Iterable[SlotId]],
+) -> dict[SlotId, PeerId]:
+    """Deal what nobody has to the members in turn, the same on every member."""
+    members = sorted(ledgers)
+    present = {slot for slots in ledgers.values() for slot in slots}
+    missing = sorted(set(expected) - present)
+    return {slot: members[i % len(members)] for i, slot in enumerate(missing)}
+
+
+def duplicates(ledgers: Mapping[PeerId, Iterable[SlotId]]) -> dict[SlotId, list[PeerId]]:
+    """Slots that several members have in their sums, with these members in PeerID order."""
+    owners: dict[SlotId, list[PeerId]] = {}
+    for member in sorted(ledgers):
+        for slot in ledgers[member]:
+            owners.setdefault(slot, []).append(member)
+    return {slot: peers for slot, peers in owners.items() if len(peers) > 1}

@@ -1,0 +1,290 @@
+"""Who belongs to the next step: the rule by which the leading authority proposes decisions.
+
+A member that is gone is left out by opening the same step again under the next term; a joiner
+whose state matches is let in the same way or at the next step. A stage that nobody could serve
+any more is never opened: the swarm waits instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.deadlines import Deadlines
+from protocol.keys import PeerId
+from protocol.manifest import Manifest
+from protocol.messages import Decision, Prepared, Presence, Share, Suspect
+from protocol.step.decision import share_slots
+
+
+@dataclass(slots=True)
+class Candidate:
+    """What the authority knows of a node."""
+
+    presence: Presence
+    seen_at: float
+    down_since: float | None = None
+    barred_until: float = 0.0
+
+
+@dataclass(slots=True)
+class Membership:
+    """Turns presences, losses and PREPAREDs into the next decision. Times are monotonic."""
+
+    manifest: Manifest
+    swarm: str
+    deadlines: Deadlines
+    ballot: int = 0
+    current: Decision | None = None
+    candidates: dict[PeerId, Candidate] = field(default_factory=dict)
+    prepared: dict[PeerId, Prepared] = field(default_factory=dict)
+    suspicions: dict[PeerId, set[PeerId]] = field(default_factory=dict)
+    suspected_at: float = 0.0
+    hold_since: float | None = None
+
+    # --- what happened ---------------------------------------------------------------------
+
+    def on_presence(self, peer: PeerId, presence: Presence, now: float) -> None:
+        """Note that a node is there and what it holds."""
+        known = self.candidates.get(peer)
+        if known is None:
+            self.candidates[peer] = Candidate(presence, now)
+        else:
+            known.presence, known.seen_at, known.down_since = presence, now, None
+
+    def on_change(self, peer: PeerId, is_up: bool, now: float) -> None:
+        """Note that the session with a node came up or went down."""
+        known = self.candidates.get(peer)
+        if known is None:
+            return
+        if is_up:
+            known.down_since = None
+        elif known.down_since is None:
+            known.down_since = now
+
+    def on_prepared(self, peer: PeerId, message: Prepared) -> None:
+        """Note that a member's next state is ready."""
+        if self.current and (message.step, message.term) == self.current.order:
+            self.prepared[peer] = message
+
+    def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
+        """Note that a member cannot work with another."""
+        if self.current is None or (message.step, message.term) != self.current.order:
+            return
+        if peer in self.current.members and message.peer in self.current.members:
+            if not self.suspicions:
+                self.suspected_at = now
+            self.suspicions.setdefault(message.peer, set()).add(peer)
+
+    def on_decided(self, decision: Decision) -> None:
+        """A decision was chosen; what was counted for the last one is void."""
+        self.current = decision
+        self.prepared.clear()
+        self.suspicions.clear()
+        self.hold_since = None
+
+    def stage_for(self, peer: PeerId, now: float) -> int:
+        """Choose the stage with the fewest nodes for a newcomer (the lowest among equals)."""
+        counts = Counter(
+            c.presence.stage for p, c in self.candidates.items() if p != peer and self._lives(p, now)
+        )
+        stages = range(1, self.manifest.pipeline.num_stages + 1)
+        return min(stages, key=lambda k: (counts[k], k))
+
+    # --- what to do next -------------------------------------------------------------------
+
+    def propose(self, now: float) -> Decision | None:
+        """Return the decision that should come next, or None if there is nothing to decide."""
+        if self.current is None:
+            return self._first(now)
+        leaving = self._gone(now) or self._suspect_to_drop(now) or self._odd_ones()
+        if leaving:
+            return self._reopen(remove=leaving, add={})
+        joining = self._ready_joiners(now)
+        if joining and (not self.prepared or self._is_held(now)):
+            return self._reopen(remove=set(), add=joining)
+        if self.current.is_final or not self._all_prepared():
+            return None
+        if self._is_held(now):
+            return None
+        return self._next_step(now)
+
+    def is_paused(self, now: float) -> bool:
+        """Whether a stage has no living member, so that nothing can be decided."""
+        if self.current is None:
+            return False
+        gone = self._gone_members(now)
+        return any(not set(holders) - gone for holders in self.current.roster)
+
+    # --- rules -----------------------------------------------------------------------------
+
+    def _lives(self, peer: PeerId, now: float) -> bool:
+        known = self.candidates.get(peer)
+        if known is None:
+            return False
+        if known.down_since is not None:
+            return now - known.down_since < self.deadlines.reconnect_grace_s
+        return now - known.seen_at < self.deadlines.session_silence_s * 2
+
+    def _first(self, now: float) -> Decision | None:
+        roster: list[tuple[PeerId, ...]] = []
+        digests: list[str] = []
+        for stage in range(self.manifest.pipeline.num_stages + 1):
+            ready = {
+                p: c.presence.digest
+                for p, c in self.candidates.items()
+                if c.presence.stage == stage
+                and c.presence.step == 0
+                and c.presence.digest is not None
+                and self._lives(p, now)
+            }
+            if not ready:
+                return None
+            digest = _commonest(ready)
+            holders = tuple(sorted(p for p, d in ready.items() if d == digest))
+            if len(holders) < self._least(stage):
+                return None
+            roster.append(holders)
+            digests.append(digest)
+        return self._decision(0, 1, roster, digests)
+
+    def _least(self, stage: int) -> int:
+        pipeline = self.manifest.pipeline
+        return pipeline.min_data_nodes if stage == 0 else pipeline.min_holders
+
+    def _gone_members(self, now: float) -> set[PeerId]:
+        assert self.current is not None
+        return {p for p in self.current.members if not self._lives(p, now)}
+
+    def _gone(self, now: float) -> set[PeerId]:
+        return self._removable(self._gone_members(now))
+
+    def _suspect_to_drop(self, now: float) -> set[PeerId]:
+        """One member at a time: the most suspected, the higher PeerID among equals."""
+        if not self.suspicions or now - self.suspected_at < self.deadlines.reconnect_grace_s:
+            return set()
+        worst = max(self.suspicions, key=lambda p: (len(self.suspicions[p]), p))
+        self.suspicions.clear()
+        removable = self._removable({worst})
+        if removable:
+            self.candidates[worst].barred_until = now + self.deadlines.session_silence_s
+        return removable
+
+    def _odd_ones(self) -> set[PeerId]:
+        """Members whose prepared digest is not the one that most of their stage agree on."""
+        if not self._all_prepared():
+            return set()
+        assert self.current is not None
+        odd: set[PeerId] = set()
+        for holders in self.current.roster:
+            digests: dict[PeerId, str] = {p: self.prepared[p].digest for p in holders}
+            agreed = _commonest(digests)
+            odd |= {p for p, d in digests.items() if d != agreed}
+        return odd
+
+    def _removable(self, peers: set[PeerId]) -> set[PeerId]:
+        """Never empty a stage: if that is what it would take, wait."""
+        assert self.current is not None
+        if any(not set(holders) - peers for holders in self.current.roster):
+            return set()
+        return peers
+
+    def _ready_joiners(self, now: float) -> dict[PeerId, int]:
+        assert self.current is not None
+        return {
+            p: c.presence.stage
+            for p, c in self.candidates.items()
+            if p not in self.current.members
+            and self._lives(p, now)
+            and now >= c.barred_until
+            and not c.presence.is_draining
+            and 0 <= c.presence.stage < len(self.current.roster)
+            and c.presence.step == self.current.step
+            and c.presence.digest == self.current.digests[c.presence.stage]
+            and tuple(c.presence.seen) == self.current.order
+        }
+
+    def _is_held(self, now: float) -> bool:
+        """Whether a slow joiner is given time to fetch the state of this step."""
+        assert self.current is not None
+        waiting = any(
+            c.presence.wants_hold and p not in self.current.members and self._lives(p, now)
+            for p, c in self.candidates.items()
+        )
+        if not waiting:
+            self.hold_since = None
+            return False
+        if self.hold_since is None:
+            self.hold_since = now
+        return now - self.hold_since < self.deadlines.admission_hold_s
+
+    def _all_prepared(self) -> bool:
+        assert self.current is not None
+        return all(p in self.prepared for p in self.current.members)
+
+    def _reopen(self, remove: set[PeerId], add: dict[PeerId, int]) -> Decision:
+        assert self.current is not None
+        roster = [
+            tuple(sorted((set(holders) - remove) | {p for p, s in add.items() if s == stage}))
+            for stage, holders in enumerate(self.current.roster)
+        ]
+        shares = tuple(s for s in self.current.shares if s.data_node in roster[0])
+        if not any(s.slots for s in shares) and not self.current.is_final:
+            shares = share_slots(self.manifest.training.quota, roster[0])
+        return self._decision(
+            self.current.step,
+            self.current.term + 1,
+            roster,
+            self.current.digests,
+            shares=shares,
+            is_final=self.current.is_final,
+        )
+
+    def _next_step(self, now: float) -> Decision:
+        assert self.current is not None
+        roster = [self._without_draining(holders) for holders in self.current.roster]
+        digests = [self.prepared[holders[0]].digest for holders in roster]
+        step = self.current.step + 1
+        is_final = step >= self.manifest.training.steps
+        return self._decision(step, self.current.term + 1, roster, digests, is_final=is_final)
+
+    def _without_draining(self, holders: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        staying = tuple(p for p in holders if not self._drains(p))
+        return staying or tuple(holders)
+
+    def _drains(self, peer: PeerId) -> bool:
+        known = self.candidates.get(peer)
+        return known is not None and known.presence.is_draining
+
+    def _decision(
+        self,
+        step: int,
+        term: int,
+        roster: Sequence[tuple[PeerId, ...]],
+        digests: Sequence[str],
+        shares: tuple[Share, ...] | None = None,
+        is_final: bool = False,
+    ) -> Decision:
+        if shares is None:
+            shares = () if is_final else share_slots(self.manifest.training.quota, roster[0])
+        return Decision(
+            swarm=self.swarm,
+            step=step,
+            term=term,
+            ballot=self.ballot,
+            roster=tuple(roster),
+            shares=shares,
+            digests=tuple(digests),
+            is_final=is_final,
+        )
+
+
+def _commonest(digests: dict[PeerId, str]) -> str:
+    """The digest most nodes hold; among equals, that of the lowest PeerID."""
+    counts = Counter(digests.values())
+    return max(counts, key=lambda d: (counts[d], [-ord(c) for c in min(_holders(digests, d))]))
+
+
+def _holders(digests: dict[PeerId, str], digest: str) -> list[PeerId]:
+    return [p for p, d in digests.items() if d == digest]
