@@ -1,0 +1,86 @@
+"""Finds what a test left behind: processes, threads, sockets and files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from contextlib import suppress
+
+import psutil
+
+GRACE_S = 3.0
+# Opened once by the interpreter or a library and kept for its own use.
+KEPT_BY_LIBRARIES = ("/dev/", "/proc/", "/sys/", "/usr/", "/memfd:")
+
+OpenFile = tuple[int, str]
+
+
+def our_processes(mark: str) -> set[psutil.Process]:
+    """Return the descendants of this process, and orphans that carry ``mark`` in their environment.
+
+    A child of a killed daemon hangs under init: only its environment tells whose it is.
+    """
+    return set(psutil.Process().children(recursive=True)) | set(_marked(mark))
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    wanted = mark.encode()
+    found = []
+    for pid in psutil.pids():
+        if pid == os.getpid():
+            continue
+        with suppress(OSError, psutil.Error), open(f"/proc/{pid}/environ", "rb") as environment:
+            if wanted in environment.read().split(b"\0"):
+                found.append(psutil.Process(pid))
+    return found
+
+
+def end_new_processes(before: set[psutil.Process], mark: str) -> list[str]:
+    """Give new processes ``GRACE_S`` to end; kill and describe those that did not."""
+    new = our_processes(mark) - before
+    if not new:
+        return []
+    _, alive = psutil.wait_procs(list(new), timeout=GRACE_S)
+    described = [_describe(process) for process in alive]
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    return described
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid} ({' '.join(process.cmdline())[:120]})"
+    except psutil.Error:
+        return f"process {process.pid}"
+
+
+def threads() -> set[threading.Thread]:
+    """Return the threads that would keep the interpreter from ending."""
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def new_threads(before: set[threading.Thread]) -> list[str]:
+    """Describe the non-daemon threads that are still alive after ``GRACE_S``."""
+    new = threads() - before
+    for thread in new:
+        thread.join(GRACE_S)
+    return [f"thread {thread.name}" for thread in new if thread.is_alive()]
+
+
+def open_files() -> set[OpenFile]:
+    """Return (descriptor, target) of all that this process has open."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.add((int(entry), os.readlink(f"/proc/self/fd/{entry}")))
+    return {(fd, target) for fd, target in found if not target.startswith(KEPT_BY_LIBRARIES)}
+
+
+def new_files(before: set[OpenFile]) -> list[str]:
+    """Describe sockets, pipes and files opened since; cycles get one collection to let go."""
+    if open_files() - before:
+        gc.collect()
+    return [f"descriptor {fd} -> {target}" for fd, target in sorted(open_files() - before)]
