@@ -11,7 +11,7 @@ from protocol.keys import NodeKey, is_signed_by
 from protocol.manifest.specs import Manifest, Spec
 from protocol.manifest.toml import read_tables
 
-_SIGNED_PREFIX = b"shoal/manifest\n"
+_SIGNED_PREFIX = b"shoal/manifest/1\n"
 
 
 class SignedManifest(Spec):

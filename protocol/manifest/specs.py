@@ -236,4 +236,6 @@ class Manifest(Spec):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            raise ConfigError(f"the manifest is wrong: {explain(error)}") from error
+            raise ConfigError(
+                f"the manifest is wrong: {explain(error)}", "Correct the manifest file."
+            ) from error

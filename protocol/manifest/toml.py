@@ -19,7 +19,9 @@ def read_tables(text: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the manifest is not TOML: {error}") from error
+        raise ConfigError(
+            f"the manifest is not TOML: {error}", "Correct the manifest file."
+        ) from error
     version = tables.get("protocol_version", PROTOCOL_VERSION)
     if version != PROTOCOL_VERSION:
         raise VersionMismatch(f"the manifest is of protocol {version}, not {PROTOCOL_VERSION}")

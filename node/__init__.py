@@ -1,0 +1,1 @@
+"""One volunteer's daemon: supervision, control API, transport, side-car, compute, metrics."""

@@ -1,0 +1,148 @@
+"""A node's settings: defaults, then config.toml, then SHOAL_* variables, then flags."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from protocol.deadlines import Deadlines
+from protocol.errors import ConfigError
+from protocol.manifest import explain
+
+ENV_PREFIX = "SHOAL_"
+Port = Annotated[int, Field(ge=0, le=65535)]
+Role = Literal["volunteer", "organiser", "data"]
+
+
+class NodeConfig(BaseSettings):
+    """What the owner decides about this node. Port 0 takes a free one."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    role: Role = "volunteer"
+    invite: str | None = None
+    stage: Annotated[int, Field(ge=1, lt=4096)] | None = None  # None: wherever it is needed
+    device: str = "cpu"
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    memory_bytes: ByteSize | None = None  # None: what is free at the start
+    recompute: Literal["auto", "always", "never"] = "auto"
+    data: Annotated[tuple[Path, ...], NoDecode] = ()
+    tokenizer: Path | None = None
+    listen_host: str = "0.0.0.0"  # noqa: S104 - volunteers are there to be reached
+    listen_port: Port = 0
+    dht_port: Port = 0
+    metrics_port: Port = 0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    deadlines_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _split_paths(cls, value: Any) -> Any:
+        """SHOAL_DATA lists paths as PATH does."""
+        return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _role_fits(self) -> NodeConfig:
+        if self.role == "volunteer" and self.data:
+            raise ValueError("data belongs to the roles data and organiser")
+        if self.role != "volunteer" and self.stage is not None:
+            raise ValueError(f"role {self.role} serves stage 0; leave stage unset")
+        return self
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The table of time limits, scaled as the owner asked."""
+        return Deadlines().scaled(self.deadlines_scale)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Construct from arguments alone: ``load_config`` merges the sources and knows origins."""
+        return (init_settings,)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """The settings in force and, for each, where it came from."""
+
+    config: NodeConfig
+    origins: Mapping[str, str]
+
+    def rows(self) -> list[tuple[str, object, str]]:
+        """Return (name, value, origin) of every setting, in the order of their definition."""
+        values = self.config.model_dump(mode="json")
+        return [(name, values[name], self.origins[name]) for name in NodeConfig.model_fields]
+
+
+def load_config(file: Path, flags: Mapping[str, object] | None = None) -> LoadedConfig:
+    """Merge all sources; a flag of None was not given. Raises ConfigError."""
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    merged: dict[str, Any] = {}
+    origins = dict.fromkeys(NodeConfig.model_fields, "default")
+    for label, values in (
+        (str(file), _read_file(file)),
+        ("environment", _read_environment()),
+        ("flag", given),
+    ):
+        merged.update(values)
+        origins.update({name: _origin(label, name) for name in values})
+    try:
+        return LoadedConfig(NodeConfig(**merged), origins)
+    except ValidationError as error:
+        raise ConfigError(f"a setting is wrong: {explain_origin(error, origins)}") from error
+
+
+def explain_origin(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """Name each wrong setting, what is wrong with it, and where it was set."""
+    names = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+    places = sorted({origins[name] for name in names if name in origins})
+    return explain(error) + (f" (from {', '.join(places)})" if places else "")
+
+
+def write_config(file: Path, config: NodeConfig) -> None:
+    """Write the settings that differ from their defaults, so that later runs find them."""
+    values = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    draft = file.with_suffix(".new")
+    draft.write_text(tomli_w.dumps(values))
+    draft.replace(file)
+
+
+def _origin(label: str, name: str) -> str:
+    if label == "flag":
+        return f"--{name.replace('_', '-')}"
+    return f"{ENV_PREFIX}{name.upper()}" if label == "environment" else label
+
+
+def _read_environment() -> dict[str, Any]:
+    return EnvSettingsSource(NodeConfig)()
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not TOML: {error}", f"Correct {file}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}", f"Correct {file}.") from error

@@ -1,0 +1,78 @@
+"""Where a node keeps what it must not lose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from protocol.errors import ResourceError
+
+STATE_VARIABLE = "SHOAL_STATE"
+
+
+@dataclass(frozen=True, slots=True)
+class StatePaths:
+    """The files of one node's state directory; only its owner may enter it."""
+
+    root: Path
+
+    @property
+    def key(self) -> Path:
+        """The private key: 68 bytes, mode 0600."""
+        return self.root / "key"
+
+    @property
+    def config(self) -> Path:
+        """The node's settings."""
+        return self.root / "config.toml"
+
+    @property
+    def manifest(self) -> Path:
+        """The swarm's signed manifest."""
+        return self.root / "manifest.toml"
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket of the control API."""
+        return self.root / "control.sock"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a daemon runs."""
+        return self.root / "daemon.lock"
+
+    @property
+    def log(self) -> Path:
+        """JSON lines; rotated."""
+        return self.root / "log.jsonl"
+
+    @property
+    def steps(self) -> Path:
+        """One JSON line per decision and per step; data nodes only."""
+        return self.root / "steps.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        """The directory of the stage's weights at the end."""
+        return self.root / "weights"
+
+    def create(self) -> None:
+        """Make the directory with mode 0700 if it is missing; raise ResourceError."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot make the state directory {self.root}: {error.strerror}",
+                f"Give another one with --state or {STATE_VARIABLE}.",
+            ) from error
+
+
+def state_paths(flag: Path | None = None, environ: Mapping[str, str] | None = None) -> StatePaths:
+    """Return the paths under ``--state``, else $SHOAL_STATE, else the platform's directory."""
+    environ = os.environ if environ is None else environ
+    root = flag or environ.get(STATE_VARIABLE) or platformdirs.user_state_path("shoal")
+    return StatePaths(Path(root).expanduser().absolute())

@@ -1,0 +1,121 @@
+"""What the control API answers: the daemon fills these in, the CLI prints them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+NodeState = Literal[
+    "starting", "syncing", "waiting", "training", "alone", "draining", "degraded", "done"
+]
+
+
+class Answer(BaseModel):
+    """What all answers share. NaN crosses as a string, because JSON has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Problem(Answer):
+    """The last thing that went wrong. ``at`` is wall time in seconds since the epoch."""
+
+    code: str
+    text: str
+    at: float
+
+
+class NodeStatus(Answer):
+    """Who this node is, what it serves and how it fares.
+
+    ``swarm`` is the swarm's id and ``name`` its name; ``stage`` is None until one is assigned,
+    0 on a data node. Times are seconds, losses nats per token.
+    """
+
+    peer_id: str
+    swarm: str
+    name: str
+    role: str
+    stage: int | None = None
+    step: int = 0
+    term: int = 0
+    state: NodeState = "starting"
+    committed_last_hour: int = 0
+    committed_total: int = 0
+    last_problem: Problem | None = None
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens_per_s: float = 0.0
+    uptime_s: float = 0.0
+    registered: bool = False
+    sidecar_up: bool = False
+    bytes_in: int = 0
+    bytes_out: int = 0
+    peers: int = 0
+    state_digest: str | None = None
+    state_bytes: int = 0
+    seconds_to_first_commit: float | None = None
+    progress_age_s: float | None = None
+
+
+class PeerStatus(Answer):
+    """Another node as this one sees it; ``stage`` is None if it serves none."""
+
+    peer_id: str
+    stage: int | None = None
+    address: str | None = None
+    rtt_ms: float | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    is_up: bool = False
+    step: int | None = None
+
+
+class StepStatus(Answer):
+    """One finished step. ``committed`` and ``reissued`` count microbatches."""
+
+    step: int
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+    committed: int = 0
+    reissued: int = 0
+
+
+class Setting(Answer):
+    """One setting in force and where it came from."""
+
+    name: str
+    value: object = None
+    origin: str
+
+
+class IdentityStatus(Answer):
+    """Who this node is, for the list of an organiser."""
+
+    peer_id: str
+    swarm: str
+    name: str
+    role: str
+
+
+class GenerateRequest(Answer):
+    """What POST /generate takes."""
+
+    prompt: str
+    num_tokens: int
+
+
+class Generated(Answer):
+    """What POST /generate answers: the continuation without the prompt."""
+
+    text: str
+
+
+class ErrorAnswer(Answer):
+    """An error on its way to the person who caused it."""
+
+    code: str
+    cause: str
+    hint: str
