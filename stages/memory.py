@@ -1,0 +1,50 @@
+"""How much memory a stage needs, so that a node takes one that fits. Bytes, rounded up a little."""
+
+from __future__ import annotations
+
+from protocol.manifest import Manifest, ModelSpec
+from stages.layout import stage_layout
+from stages.optimiser import make_optimiser
+
+_FLOAT_BYTES = 4
+
+
+def block_activation_bytes(model: ModelSpec, num_tokens: int) -> int:
+    """Return what one block keeps for its backward pass over ``num_tokens`` tokens.
+
+    Per token: both norms' inputs and outputs, attention's output (5 widths with the norm's own
+    copy), rotated queries and keys with values, and four hidden widths of SwiGLU.
+    """
+    qkv_width = model.width + 2 * model.kv_heads * model.head_width
+    per_token = 6 * model.width + 2 * qkv_width + 4 * model.feed_forward + model.heads
+    return _FLOAT_BYTES * per_token * num_tokens
+
+
+def kept_bytes(manifest: Manifest, stage: int, num_tokens: int, *, recompute: bool) -> int:
+    """Return what a stage keeps of one microbatch between its forward and backward pass."""
+    model = manifest.model
+    boundary = _FLOAT_BYTES * model.width * num_tokens
+    if stage == 0:
+        return 2 * boundary
+    if recompute:
+        return boundary
+    num_layers = len(manifest.pipeline.layers_of(stage, model.layers))
+    return num_layers * block_activation_bytes(model, num_tokens)
+
+
+def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: bool = False) -> int:
+    """Estimate the memory of a stage that holds ``capacity`` microbatches at once.
+
+    Weights and moments twice (old and new), a sum, its average and the gradient under way for
+    the update, and for each microbatch a weight gradient and kept activations.
+    """
+    model, num_tokens = manifest.model, manifest.training.microbatch * manifest.model.context
+    flat = _FLOAT_BYTES * stage_layout(manifest, stage).num_elements
+    num_states = 2 * (1 + make_optimiser(manifest.training.optimizer).num_moments)
+    per_work = flat + kept_bytes(manifest, stage, num_tokens, recompute=recompute)
+    if stage == 0:
+        transient = 3 * _FLOAT_BYTES * num_tokens * model.vocabulary  # logits and their gradients
+    else:
+        num_layers = len(manifest.pipeline.layers_of(stage, model.layers))
+        transient = (num_layers if recompute else 1) * block_activation_bytes(model, num_tokens)
+    return (num_states + 3) * flat + capacity * per_work + transient

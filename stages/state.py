@@ -1,0 +1,233 @@
+"""What all stages do with their parameters: gradients apart, sums per group, two-phase steps.
+
+Weights and moments lie in one flat fp32 buffer, [1 + moments, n]; parameters are views into it.
+There are two such buffers: ``prepare`` writes the next state into the one not in use, ``apply``
+swaps them, and the old one stays as it was until the next ``prepare``. Not thread-safe: one
+worker calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from protocol.errors import NonFinite, ProtocolViolation
+from protocol.manifest import Manifest, learning_rate
+from stages.initialisation import fill_initial
+from stages.layout import Layout, stage_layout
+from stages.optimiser import clip_factor, make_optimiser, norm_of, optimise
+from stages.snapshot import SnapshotFormat
+
+Tensor = torch.Tensor
+WorkKey = Hashable
+GroupKey = Hashable
+
+_WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class WeightGradient:
+    """The gradient of one microbatch by leaf number: whole matrices, or some rows of one."""
+
+    dense: dict[int, Tensor] = field(default_factory=dict)
+    rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        pairs = [tensor for pair in self.rows.values() for tensor in pair]
+        return sum(tensor.nbytes for tensor in (*self.dense.values(), *pairs))
+
+
+class _Buffers:
+    """One complete state: weights and moments, and the leaves that autograd sees."""
+
+    def __init__(self, layout: Layout, num_moments: int) -> None:
+        self.data = torch.zeros(1 + num_moments, layout.num_elements)
+        self.leaves = [view.detach().requires_grad_() for view in layout.leaf_views(self.data[0])]
+
+
+class _Sum:
+    """A flat gradient sum and its view per leaf."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.flat = torch.zeros(layout.num_elements)
+        self._views = layout.leaf_views(self.flat)
+
+    def add(self, gradient: WeightGradient) -> None:
+        """Add the gradient of one microbatch."""
+        if gradient.dense:
+            views = [self._views[leaf] for leaf in gradient.dense]
+            torch._foreach_add_(views, list(gradient.dense.values()))
+        for leaf, (rows, values) in gradient.rows.items():
+            self._views[leaf].index_add_(0, rows, values)
+
+
+class TorchStageState:
+    """The state of one stage of a swarm, at step 0 when made. Implements StageState."""
+
+    def __init__(self, manifest: Manifest, stage: int) -> None:
+        training = manifest.training
+        self.stage = stage
+        self.gradient_norm = 0.0  # of the last prepared step, before clipping
+        self.update_norm = 0.0  # of the last prepared change of the weights
+        self._model = manifest.model
+        self._training = training
+        self._wire_dtype = _WIRE_DTYPES[manifest.pipeline.wire_dtype]
+        self._layout = stage_layout(manifest, stage)
+        self._rule = make_optimiser(training.optimizer)
+        self._format = SnapshotFormat(
+            stage, training.optimizer.name, self._layout, self._rule.num_moments
+        )
+        self._current = _Buffers(self._layout, self._rule.num_moments)
+        self._other = _Buffers(self._layout, self._rule.num_moments)
+        fill_initial(self._current.data[0], self._layout, training.seed, self._model.layers)
+        self._step = 0
+        self._digest: str | None = None
+        self._prepared: str | None = None
+        self._gradients: dict[WorkKey, WeightGradient] = {}
+        self._sums: dict[GroupKey, _Sum] = {}
+        self._spare_sums: list[_Sum] = []
+
+    @property
+    def step(self) -> int:
+        """The number of optimiser steps in this state."""
+        return self._step
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the canonical bytes of the state at ``step``."""
+        if self._digest is None:
+            self._digest = self._format.digest(self._step, self._current.data)
+        return self._digest
+
+    @property
+    def num_gradients(self) -> int:
+        """Number of elements of the flat gradient."""
+        return self._layout.num_elements
+
+    @property
+    def bytes_kept(self) -> int:
+        """Memory held for microbatches in flight and for gradient sums, in bytes."""
+        sums = len(self._sums) + len(self._spare_sums)
+        apart = sum(gradient.num_bytes for gradient in self._gradients.values())
+        return apart + sums * 4 * self.num_gradients + self._work_bytes()
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Return the weights by Hugging Face name: views, valid until the next ``apply``."""
+        return self._layout.named_views(self._current.data[0])
+
+    def commit(self, key: WorkKey, group: GroupKey) -> None:
+        """Add the weight gradient kept under ``key`` to the sum of ``group``; KeyError if none."""
+        gradient = self._take_gradient(key)
+        if group not in self._sums:
+            self._sums[group] = self._new_sum()
+        self._sums[group].add(gradient)
+
+    def discard(self, key: WorkKey) -> None:
+        """Forget whatever is kept under ``key``; nothing happens if there is nothing."""
+        self._gradients.pop(key, None)
+        self._drop_work(key)
+
+    @torch.no_grad()
+    def gradient(self, groups: Sequence[GroupKey]) -> Tensor:
+        """Return the flat fp32 sum over ``groups`` in the order given; zeros where none is."""
+        total = torch.zeros(self.num_gradients)
+        for group in groups:
+            if group in self._sums:
+                total.add_(self._sums[group].flat)
+        return total
+
+    @torch.no_grad()
+    def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
+        """Divide by the count, clip, step the optimiser into new buffers; return their digest.
+
+        Raises NonFinite if the gradient is not finite; the state is then as it was.
+        """
+        self.abandon()
+        if gradient_sum.shape != (self.num_gradients,) or num_microbatches < 1:
+            raise ValueError(f"{tuple(gradient_sum.shape)} over {num_microbatches} microbatches")
+        mean = gradient_sum * (1 / num_microbatches)
+        self.gradient_norm = norm_of(mean)
+        if not math.isfinite(self.gradient_norm):
+            raise NonFinite(self.stage, "gradient", "the averaging")
+        factor = clip_factor(self.gradient_norm, self._training.clip_norm)
+        if factor < 1:
+            mean.mul_(factor)
+        rate = learning_rate(self._training, self._step)
+        old, new = self._current.data, self._other.data
+        self.update_norm = optimise(self._rule, old, new, mean, lr=rate, t=self._step + 1)
+        self._prepared = self._format.digest(self._step + 1, new)
+        return self._prepared
+
+    def apply(self) -> None:
+        """Make the prepared buffers the state (step + 1); drop all gradients."""
+        if self._prepared is None:
+            raise ValueError("nothing is prepared")
+        self._become(self._step + 1, self._prepared)
+
+    def abandon(self) -> None:
+        """Drop the prepared buffers, if any; gradients stay."""
+        self._prepared = None
+
+    def reset(self) -> None:
+        """Drop all gradients, kept graphs and prepared buffers."""
+        self.abandon()
+        self._gradients.clear()
+        self._spare_sums.extend(self._sums.values())
+        self._sums.clear()
+        self._drop_all_work()
+
+    def export_state(self) -> Tensor:
+        """Return the canonical bytes of the state at ``step`` as a uint8 tensor."""
+        return self._format.encode(self._step, self._current.data)
+
+    def import_state(self, data: Tensor, digest: str) -> None:
+        """Replace the state; raise StateMismatch if the bytes do not have this digest."""
+        self.abandon()
+        step = self._format.decode(data, digest, self._other.data)
+        self._become(step, digest)
+
+    def _become(self, step: int, digest: str) -> None:
+        self.reset()
+        self._current, self._other = self._other, self._current
+        self._step, self._digest = step, digest
+
+    def _new_sum(self) -> _Sum:
+        if not self._spare_sums:
+            return _Sum(self._layout)
+        spare = self._spare_sums.pop()
+        spare.flat.zero_()
+        return spare
+
+    def _take_gradient(self, key: WorkKey) -> WeightGradient:
+        return self._gradients.pop(key)
+
+    def _received(self, x_BTW: Tensor, direction: str) -> Tensor:
+        """Return what a neighbour sent in fp32, checked; raise ProtocolViolation or NonFinite."""
+        is_float = x_BTW.dtype in _WIRE_DTYPES.values()
+        fits = x_BTW.dim() == 3 and x_BTW.shape[2] == self._model.width
+        if not (is_float and fits and 0 < x_BTW.shape[1] <= self._model.context and len(x_BTW)):
+            raise ProtocolViolation(
+                f"stage {self.stage} got a {direction} tensor {x_BTW.dtype} {tuple(x_BTW.shape)}"
+            )
+        x_BTW = x_BTW.to(torch.float32)
+        # One NaN or infinity makes the sum so: cheaper than looking at each element.
+        if not math.isfinite(float(x_BTW.sum())):
+            raise NonFinite(self.stage, direction, "")
+        return x_BTW
+
+    def _sent(self, x_BTW: Tensor) -> Tensor:
+        return x_BTW.detach().to(self._wire_dtype)
+
+    def _work_bytes(self) -> int:
+        raise NotImplementedError
+
+    def _drop_work(self, key: WorkKey) -> None:
+        raise NotImplementedError
+
+    def _drop_all_work(self) -> None:
+        raise NotImplementedError
