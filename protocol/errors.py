@@ -11,6 +11,7 @@
     |  |- ProtocolViolation   it sent what the protocol forbids
     |  |- PeerTimeout         it did not answer within the deadline
     |  |- PeerGone            its session ended
+    |  |- AveragingFailed     holders of the stage did not deliver their part of a sum
     |  \\- Byzantine           its work is wrong, with evidence
     \\- NumericsError          a number is wrong
        |- NonFinite           NaN or infinity in a boundary tensor
@@ -108,6 +109,16 @@ class PeerGone(PeerError):
     """The session with the peer ended, or none could be opened."""
 
     code = "peer_gone"
+
+
+class AveragingFailed(PeerError):
+    """Some holders of the stage did not deliver; nobody may use a partial sum."""
+
+    code = "averaging_failed"
+
+    def __init__(self, missing: frozenset[str], reason: str) -> None:
+        super().__init__(f"averaging failed ({reason}); missing {len(missing)} members")
+        self.missing = missing
 
 
 class Byzantine(PeerError):

@@ -82,7 +82,8 @@ class Share(BaseModel):
 class Decision(BaseModel):
     """The content of STEP_OPEN: who belongs to a step, who draws what, which states it starts from.
 
-    Ordered by (step, term); terms start at 1 and rise with every decision. ``roster[k]`` lists the holders of stage k (0: data nodes), sorted;
+    Ordered by (step, term); terms start at 1 and rise with every decision.
+    ``roster[k]`` lists the holders of stage k (0: data nodes), sorted;
     ``digests[k]`` is the state of stage k at the start of ``step``, so opening step s+1 is also
     the word that applies step s. ``is_final`` ends the training: nothing is drawn any more.
     """

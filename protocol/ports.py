@@ -6,7 +6,7 @@
 | Registry         | node/sidecar (hivemind's DHT)                | simulation/registry          |
 | Averager         | averaging/exact (over Network)               | the same                     |
 | Runner           | node/compute (one worker thread)             | simulation/runner (cost)     |
-| Stage computation| stages/ (torch)                              | simulation/cost_model, or torch |
+| Stage computation| stages/ (torch)                              | simulation/, or torch |
 
 The clock is trio's and the simulator swaps it for a MockClock; randomness is passed in.
 """
@@ -194,6 +194,14 @@ class EdgeStage(StageState, Protocol):
 
     def loss_and_gradient(self, key: WorkKey, h_BTW: Tensor) -> tuple[float, Tensor]:
         """The mean loss and its gradient by ``h_BTW``; keeps the head's weight gradient."""
+        ...
+
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Embed given tokens, for generation; keeps nothing."""
+        ...
+
+    def logits(self, h_BTW: Tensor) -> Tensor:
+        """The logits [batch, vocabulary] of the last position, for generation."""
         ...
 
     def embed_backward(self, key: WorkKey, g_BTW: Tensor) -> None:

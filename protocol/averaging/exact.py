@@ -8,13 +8,14 @@ every shard came back; whether it may be used is decided elsewhere (PREPARED by 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import trio
 
-from protocol.averaging.port import AveragingFailed, Round
+from protocol.averaging.port import Round
 from protocol.deadlines import Deadlines
-from protocol.errors import PeerError
+from protocol.errors import AveragingFailed, PeerError
 from protocol.keys import PeerId
 from protocol.messages import ReducePart, ReduceResult
 from protocol.ports import Envelope, Network
@@ -25,7 +26,7 @@ EARLY_MESSAGES_KEPT = 64
 def shard_bounds(length: int, num_shards: int) -> list[tuple[int, int]]:
     """Split ``length`` elements into ``num_shards`` runs whose sizes differ by at most one."""
     cuts = [length * i // num_shards for i in range(num_shards + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class ExactReduce:
     parts: dict[PeerId, tuple[torch.Tensor, int]] = field(default_factory=dict)
     results: dict[int, torch.Tensor] = field(default_factory=dict)
     total_count: int = 0
+    bounds: list[tuple[int, int]] = field(init=False)
+    index: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.bounds = shard_bounds(self.gradient.numel(), len(self.round.members))

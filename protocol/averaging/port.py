@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from protocol.errors import PeerError
 from protocol.keys import PeerId
 from protocol.ports import Envelope
 
@@ -21,17 +20,6 @@ class Round:
     epoch: int
     stage: int
     members: tuple[PeerId, ...]
-
-
-class AveragingFailed(PeerError):
-    """Some members did not deliver; nobody may use a partial result."""
-
-    code = "averaging_failed"
-
-    def __init__(self, missing: frozenset[PeerId], reason: str) -> None:
-        super().__init__(f"averaging failed ({reason}); missing {len(missing)} members")
-        self.missing = missing
-        self.reason = reason
 
 
 class Averager(Protocol):

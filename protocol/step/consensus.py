@@ -41,8 +41,7 @@ class Acceptor:
     def on_prepare(self, message: Prepare, sender: PeerId) -> Promise:
         """Promise the ballot, unless a higher one was promised or it is not the sender's."""
         is_granted = (
-            message.ballot > self.promised
-            and leader_of(message.ballot, self.authorities) == sender
+            message.ballot > self.promised and leader_of(message.ballot, self.authorities) == sender
         )
         if is_granted:
             self.promised = message.ballot
@@ -62,9 +61,7 @@ class Acceptor:
         return self._answer(decision, None)
 
     def _answer(self, decision: Decision, mine: Vote | None) -> Accepted:
-        return Accepted(
-            step=decision.step, term=decision.term, ballot=self.promised, vote=mine
-        )
+        return Accepted(step=decision.step, term=decision.term, ballot=self.promised, vote=mine)
 
     def _may_accept(self, decision: Decision, sender: PeerId) -> bool:
         if decision.ballot < self.promised:

@@ -27,11 +27,9 @@ class StepLedger:
     committed: dict[SlotId, int] = field(default_factory=dict)
     closes: dict[PeerId, StepClose] = field(default_factory=dict)
 
-    def may_commit(self, work: WorkId, path: Sequence[PeerId]) -> bool:
-        """Whether a COMMIT adds anything here: it names me, and the slot is not in yet."""
-        return self.names_me(work.data_node, path) and (work.data_node, work.slot) not in (
-            self.committed
-        )
+    def has_room_for(self, work: WorkId) -> bool:
+        """Whether this slot is not in the sums yet."""
+        return (work.data_node, work.slot) not in self.committed
 
     def commit(self, work: WorkId) -> None:
         """Note that the gradient of this microbatch is in the sums."""
@@ -80,7 +78,7 @@ class StepLedger:
         """Commits of living data nodes that their closes do not list."""
         return [
             slot
-            for slot in self.committed
+            for slot in list(self.committed)
             if slot not in expected and slot[0] in decision.data_nodes
         ]
 

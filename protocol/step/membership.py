@@ -26,6 +26,15 @@ class Candidate:
     seen_at: float
     down_since: float | None = None
     barred_until: float = 0.0
+    assigned: int | None = None
+    hold_until: float | None = None
+
+    @property
+    def stage(self) -> int:
+        """The stage it serves or was told to serve, -1 for none."""
+        if self.presence.stage >= 0 or self.assigned is None:
+            return self.presence.stage
+        return self.assigned
 
 
 @dataclass(slots=True)
@@ -41,7 +50,6 @@ class Membership:
     prepared: dict[PeerId, Prepared] = field(default_factory=dict)
     suspicions: dict[PeerId, set[PeerId]] = field(default_factory=dict)
     suspected_at: float = 0.0
-    hold_since: float | None = None
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -82,15 +90,26 @@ class Membership:
         self.current = decision
         self.prepared.clear()
         self.suspicions.clear()
-        self.hold_since = None
+        for peer in decision.members:
+            if peer in self.candidates:
+                self.candidates[peer].hold_until = None
 
-    def stage_for(self, peer: PeerId, now: float) -> int:
+    def assign(self, peer: PeerId, now: float) -> int:
         """Choose the stage with the fewest nodes for a newcomer (the lowest among equals)."""
-        counts = Counter(
-            c.presence.stage for p, c in self.candidates.items() if p != peer and self._lives(p, now)
-        )
-        stages = range(1, self.manifest.pipeline.num_stages + 1)
-        return min(stages, key=lambda k: (counts[k], k))
+        newcomer = self.candidates[peer]
+        if newcomer.assigned is None:
+            counts = Counter(c.stage for p, c in self.candidates.items() if self._lives(p, now))
+            stages = range(1, self.manifest.pipeline.num_stages + 1)
+            newcomer.assigned = min(stages, key=lambda k: (counts[k], k))
+        return newcomer.assigned
+
+    def forget_the_gone(self, now: float) -> None:
+        """Drop candidates that have been away for long, so that strangers cost no memory."""
+        members = set(self.current.members) if self.current else set()
+        limit = self.deadlines.record_lifetime_s
+        self.candidates = {
+            p: c for p, c in self.candidates.items() if p in members or now - c.seen_at < limit
+        }
 
     # --- what to do next -------------------------------------------------------------------
 
@@ -98,9 +117,11 @@ class Membership:
         """Return the decision that should come next, or None if there is nothing to decide."""
         if self.current is None:
             return self._first(now)
-        leaving = self._gone(now) or self._suspect_to_drop(now) or self._odd_ones()
+        leaving = self._gone(now) or self._lagging() or self._odd_ones()
         if leaving:
             return self._reopen(remove=leaving, add={})
+        if self.suspicions and now - self.suspected_at >= self.deadlines.reconnect_grace_s:
+            return self._reopen(remove=self._most_suspected(now), add={})
         joining = self._ready_joiners(now)
         if joining and (not self.prepared or self._is_held(now)):
             return self._reopen(remove=set(), add=joining)
@@ -160,16 +181,30 @@ class Membership:
     def _gone(self, now: float) -> set[PeerId]:
         return self._removable(self._gone_members(now))
 
-    def _suspect_to_drop(self, now: float) -> set[PeerId]:
-        """One member at a time: the most suspected, the higher PeerID among equals."""
-        if not self.suspicions or now - self.suspected_at < self.deadlines.reconnect_grace_s:
-            return set()
+    def _most_suspected(self, now: float) -> set[PeerId]:
+        """One member at a time, the higher PeerID among equals; none if a stage needs it.
+
+        The step is opened again even then, because only a new term repeats a failed averaging.
+        """
         worst = max(self.suspicions, key=lambda p: (len(self.suspicions[p]), p))
-        self.suspicions.clear()
         removable = self._removable({worst})
-        if removable:
+        if removable and worst in self.candidates:
             self.candidates[worst].barred_until = now + self.deadlines.session_silence_s
         return removable
+
+    def _lagging(self) -> set[PeerId]:
+        """Members that know the current decision and do not hold the state it starts from."""
+        assert self.current is not None
+        lagging: set[PeerId] = set()
+        for stage, holders in enumerate(self.current.roster):
+            wanted = (self.current.step, self.current.digests[stage])
+            for peer in holders:
+                known = self.candidates.get(peer)
+                if known is None or tuple(known.presence.seen) != self.current.order:
+                    continue
+                if (known.presence.step, known.presence.digest) != wanted:
+                    lagging.add(peer)
+        return self._removable(lagging)
 
     def _odd_ones(self) -> set[PeerId]:
         """Members whose prepared digest is not the one that most of their stage agree on."""
@@ -206,18 +241,16 @@ class Membership:
         }
 
     def _is_held(self, now: float) -> bool:
-        """Whether a slow joiner is given time to fetch the state of this step."""
+        """Whether a slow joiner is given time; each has ``admission_hold_s`` until it is let in."""
         assert self.current is not None
-        waiting = any(
-            c.presence.wants_hold and p not in self.current.members and self._lives(p, now)
-            for p, c in self.candidates.items()
-        )
-        if not waiting:
-            self.hold_since = None
-            return False
-        if self.hold_since is None:
-            self.hold_since = now
-        return now - self.hold_since < self.deadlines.admission_hold_s
+        is_held = False
+        for peer, known in self.candidates.items():
+            if not known.presence.wants_hold or peer in self.current.members:
+                continue
+            if known.hold_until is None:
+                known.hold_until = now + self.deadlines.admission_hold_s
+            is_held = is_held or (now < known.hold_until and self._lives(peer, now))
+        return is_held
 
     def _all_prepared(self) -> bool:
         assert self.current is not None

@@ -1,0 +1,111 @@
+"""What every part of a node core shares."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import trio
+
+from protocol.averaging import Averager
+from protocol.core.journal import Journal
+from protocol.deadlines import Deadlines
+from protocol.errors import PeerError
+from protocol.keys import NodeKey, PeerId
+from protocol.manifest import Manifest
+from protocol.messages import Message
+from protocol.ports import (
+    BlockStage,
+    EdgeStage,
+    FaultPoints,
+    JobKind,
+    Network,
+    Observer,
+    Runner,
+    StageState,
+    Tensor,
+)
+from protocol.routing import Router
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Context:
+    """The ports and constants of one node, and the stage it serves."""
+
+    key: NodeKey
+    manifest: Manifest
+    swarm: str
+    network: Network
+    runner: Runner
+    router: Router
+    averager: Averager
+    deadlines: Deadlines
+    observer: Observer
+    faults: FaultPoints
+    journal: Journal
+    rng: random.Random
+    stage: int
+    state: StageState
+    capacity: int
+    loopback: Callable[[Message], None]
+
+    @property
+    def me(self) -> PeerId:
+        """This node's PeerID."""
+        return self.key.peer_id
+
+    @property
+    def num_stages(self) -> int:
+        """S, the number of transformer stages."""
+        return self.manifest.pipeline.num_stages
+
+    @property
+    def blocks(self) -> BlockStage:
+        """The stage's computation, for a holder of stages 1..S."""
+        return cast(BlockStage, self.state)
+
+    @property
+    def edge(self) -> EdgeStage:
+        """The stage's computation, for a data node."""
+        return cast(EdgeStage, self.state)
+
+    async def compute(self, kind: JobKind, phase: str, job: Callable[[], T]) -> T:
+        """Run a job through the Runner and count its seconds under ``phase``."""
+
+        def timed() -> tuple[T, float]:
+            start = time.perf_counter()
+            result = job()
+            return result, time.perf_counter() - start
+
+        result, seconds = await self.runner.run(kind, timed)
+        self.observer.count("seconds", seconds, phase=phase)
+        return result
+
+    async def try_send(
+        self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()
+    ) -> bool:
+        """Send to a peer; a peer's fault is counted and answered with False."""
+        try:
+            await self.network.send(peer, message, tensors)
+        except PeerError as error:
+            self.observer.count("errors", code=error.code)
+            return False
+        return True
+
+    async def send_all(self, peers: Iterable[PeerId], message: Message) -> None:
+        """Send a control message to several peers at once; faults are counted only."""
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                if peer != self.me:
+                    nursery.start_soon(self.try_send, peer, message)
+
+    async def tell_authorities(self, message: Message) -> None:
+        """Send a message to every authority, this node among them if it is one."""
+        if self.me in self.manifest.authorities:
+            self.loopback(message)
+        await self.send_all(self.manifest.authorities, message)

@@ -1,0 +1,379 @@
+"""A data node's part in the flow: draw, send out, compute the loss, send back, commit, close.
+
+A try that cannot go on is released everywhere and the microbatch is issued again under the next
+attempt, with the same content, until it is committed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol.core.context import Context
+from protocol.core.signal import Signal
+from protocol.errors import NonFinite
+from protocol.keys import PeerId
+from protocol.messages import (
+    Backward,
+    Boundary,
+    Busy,
+    Commit,
+    Decision,
+    Entry,
+    Failed,
+    FetchBoundary,
+    Forward,
+    Purpose,
+    Redrive,
+    Release,
+    StepClose,
+    WorkId,
+)
+from protocol.ports import Envelope, Tensor
+from protocol.step.decision import sign_close
+from protocol.step.ledger import StepLedger
+
+VALIDATION_SLOTS = 2**40
+GENERATION_SLOTS = 2**41
+RETRY_PAUSE_S = 0.1
+
+
+@dataclass(slots=True)
+class Flow:
+    """One try at one microbatch, as its data node sees it."""
+
+    id: WorkId
+    purpose: Purpose
+    first: PeerId | None = None
+    sent_at: float = 0.0
+    activation: Tensor | None = None
+    gradient: Tensor | None = None
+    path: tuple[PeerId, ...] = ()
+    loss: float = math.nan
+    result: Tensor | None = None
+    failure: str | None = None
+    target_stage: int = 0
+    target: PeerId | None = None
+    avoid: set[PeerId] = field(default_factory=set)
+    settled: trio.Event = field(default_factory=trio.Event)
+
+    def settle(self, failure: str | None = None) -> None:
+        """The try came to its end, well or not."""
+        if not self.settled.is_set():
+            self.failure = failure
+            self.settled.set()
+
+
+class DataFlow:
+    """The microbatches of one step at their data node."""
+
+    def __init__(self, ctx: Context, decision: Decision, ledger: StepLedger) -> None:
+        self._ctx = ctx
+        self._ledger = ledger
+        self.decision = decision
+        self._flows: dict[WorkId, Flow] = {}
+        self._attempts: dict[int, int] = {}
+        self._entries: list[Entry] = []
+        self._next_generation = GENERATION_SLOTS
+        self._shares_changed = Signal()
+        self.validation_loss: float | None = None
+        self.num_reissued = 0
+
+    # --- driving ---------------------------------------------------------------------------
+
+    async def drive(self, publish_close: Callable[[StepClose], None]) -> None:
+        """Bring every slot of this data node to its commit, validate if due, then close."""
+        while not (slots := self._my_slots()):
+            if self._validation_is_due():
+                await self._validate()
+            await self._shares_changed.wait()
+        room = trio.Semaphore(self._window())
+        async with trio.open_nursery() as nursery:
+            for slot in slots:
+                await room.acquire()
+                nursery.start_soon(self._bring_home, slot, room)
+        if self._validation_is_due():
+            await self._validate()
+        await self._ctx.faults.reach("before_close", self.decision.step)
+        publish_close(sign_close(self._ctx.swarm, self.decision.step, self._entries, self._ctx.key))
+
+    def _my_slots(self) -> tuple[int, ...]:
+        me = self._ctx.me
+        return next((s.slots for s in self.decision.shares if s.data_node == me), ())
+
+    def _window(self) -> int:
+        """Microbatches in flight: what the smallest stage has room for, shared out."""
+        holders = min(len(h) for h in self.decision.roster[1:])
+        room = holders * max(1, self._ctx.capacity - 1)
+        return max(1, room // len(self.decision.data_nodes))
+
+    async def _bring_home(self, slot: int, room: trio.Semaphore) -> None:
+        ctx = self._ctx
+        while True:
+            flow = self._new_flow(slot, "train")
+            if await self._attempt(flow):
+                await self._commit(flow)
+                room.release()
+                return
+            ctx.observer.count("microbatches_reissued")
+            ctx.observer.event("microbatch_reissued", slot=slot, cause=flow.failure)
+            self.num_reissued += 1
+            await self._give_up(flow)
+            await trio.sleep(RETRY_PAUSE_S)
+
+    def _new_flow(self, slot: int, purpose: Purpose) -> Flow:
+        attempt = self._attempts.get(slot, -1) + 1
+        self._attempts[slot] = attempt
+        flow = Flow(WorkId(self.decision.step, self._ctx.me, slot, attempt), purpose)
+        self._flows[flow.id] = flow
+        return flow
+
+    async def _attempt(self, flow: Flow) -> bool:
+        """Embed, send, and wait until the gradient (or what is wanted) is back."""
+        ctx = self._ctx
+        if flow.activation is None:
+            flow.activation = await ctx.compute(
+                "forward", "edge", lambda: ctx.edge.embed(flow.id, flow.id.step, flow.id.slot)
+            )
+        with trio.move_on_after(ctx.deadlines.flow_s):
+            await self._send_out(flow)
+            await flow.settled.wait()
+        flow.settle("deadline")
+        return flow.failure is None
+
+    async def _send_out(self, flow: Flow) -> None:
+        ctx = self._ctx
+        assert flow.activation is not None
+        while not flow.settled.is_set():
+            flow.first = self._choose_first(flow)
+            if flow.first is None:
+                flow.avoid.clear()
+                await trio.sleep(RETRY_PAUSE_S)
+                continue
+            flow.sent_at = trio.current_time()
+            ctx.router.sent(flow.first, flow.sent_at)
+            message = Forward(
+                step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
+                stage=1, path=(), purpose=flow.purpose,
+                target_stage=flow.target_stage, target=flow.target,
+            )  # fmt: skip
+            if await ctx.try_send(flow.first, message, (flow.activation,)):
+                return
+            ctx.router.lost(flow.first, trio.current_time(), is_fault=True)
+            flow.avoid.add(flow.first)
+
+    def _choose_first(self, flow: Flow) -> PeerId | None:
+        if flow.target is not None and flow.target_stage == 1:
+            return flow.target
+        return self._ctx.router.choose(1, flow.avoid, trio.current_time())
+
+    async def _commit(self, flow: Flow) -> None:
+        """The data node's word: this try counts. Said to the path at once; the close repeats it."""
+        ctx = self._ctx
+        self._ledger.commit(flow.id)
+        self._entries.append(
+            Entry(slot=flow.id.slot, attempt=flow.id.attempt, path=flow.path, loss=flow.loss)
+        )
+        message = Commit(
+            step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
+            path=flow.path,
+        )  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ctx.send_all, flow.path, message)
+            await ctx.compute("commit", "update", lambda: ctx.state.commit(flow.id, ctx.me))
+        ctx.observer.count("microbatches_committed", stage="0")
+        ctx.observer.count("tokens", self.tokens_per_microbatch)
+        await ctx.faults.reach("after_commit", flow.id.step)
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        """Labels in one microbatch."""
+        manifest = self._ctx.manifest
+        return manifest.training.microbatch * manifest.model.context
+
+    async def _give_up(self, flow: Flow) -> None:
+        """Release a try at every holder that may have seen it."""
+        ctx = self._ctx
+        holders = [p for stage in self.decision.roster[1:] for p in stage]
+        await ctx.compute("commit", "update", lambda: ctx.state.discard(flow.id))
+        await self._release(flow, flow.path or holders)
+
+    async def _release(self, flow: Flow, holders: list[PeerId] | tuple[PeerId, ...]) -> None:
+        message = Release(
+            step=flow.id.step, data_node=self._ctx.me, slot=flow.id.slot, attempt=flow.id.attempt
+        )
+        await self._ctx.send_all(holders, message)
+        self._flows.pop(flow.id, None)
+
+    # --- answers from the holders ----------------------------------------------------------
+
+    async def on_forward(self, envelope: Envelope) -> None:
+        """The activation came through all stages: compute the loss and start the way back."""
+        message = envelope.message
+        assert isinstance(message, Forward)
+        flow = self._flows.get(message.work)
+        if flow is None or flow.path or flow.settled.is_set() or not envelope.tensors:
+            return
+        if not self._is_whole_path(message.path, envelope.sender):
+            return
+        flow.path = message.path
+        proceed = self._end_forward_only if flow.purpose == "eval" else self._turn_round
+        try:
+            await proceed(flow, envelope.tensors[0])
+        except NonFinite as error:
+            self._ctx.observer.count("errors", code=error.code)
+            flow.settle(f"{error.cause} from {flow.path[-1]}")
+
+    async def _turn_round(self, flow: Flow, h_BTW: Tensor) -> None:
+        """Compute the loss and send its gradient back to the last holder."""
+        ctx = self._ctx
+        flow.loss, gradient = await ctx.compute(
+            "edge", "edge", lambda: ctx.edge.loss_and_gradient(flow.id, h_BTW)
+        )
+        flow.gradient = gradient
+        back = Backward(
+            step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
+            stage=ctx.num_stages, path=flow.path,
+        )  # fmt: skip
+        if not await ctx.try_send(flow.path[-1], back, (gradient,)):
+            flow.settle("the last hop is gone")
+        elif flow.purpose == "redrive":
+            flow.settle()  # the way back ends at the target, which knows by itself
+
+    def _is_whole_path(self, path: tuple[PeerId, ...], sender: PeerId) -> bool:
+        roster = self.decision.roster
+        return (
+            len(path) == self._ctx.num_stages
+            and path[-1] == sender
+            and all(peer in roster[k + 1] for k, peer in enumerate(path))
+        )
+
+    async def _end_forward_only(self, flow: Flow, h_BTW: Tensor) -> None:
+        ctx = self._ctx
+        if flow.id.slot >= GENERATION_SLOTS:
+            flow.result = await ctx.compute("edge", "edge", lambda: ctx.edge.logits(h_BTW))
+        else:
+            flow.loss = await ctx.compute("edge", "edge", lambda: ctx.edge.loss(flow.id, h_BTW))
+        flow.settle()
+
+    async def on_backward(self, envelope: Envelope) -> None:
+        """The gradient came back to the embedding: the microbatch is done."""
+        message = envelope.message
+        assert isinstance(message, Backward)
+        ctx = self._ctx
+        flow = self._flows.get(message.work)
+        if flow is None or flow.settled.is_set() or not envelope.tensors or not flow.path:
+            return
+        if flow.purpose != "train" or envelope.sender != flow.path[0]:
+            return
+        now = trio.current_time()
+        ctx.router.returned(flow.path[0], now - flow.sent_at, now)
+        g_BTW = envelope.tensors[0]
+        try:
+            await ctx.compute("backward", "edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
+        except NonFinite as error:
+            ctx.observer.count("errors", code=error.code)
+            flow.settle(f"{error.cause} from {envelope.sender}")
+            return
+        flow.settle()
+
+    def on_failed(self, message: Failed) -> None:
+        """A holder says that this try cannot go on."""
+        flow = self._flows.get(message.work)
+        if flow is not None:
+            flow.settle(f"stage {message.stage}: {message.reason}")
+
+    async def on_busy(self, message: Busy, sender: PeerId) -> None:
+        """The first hop has no room: offer the activation to another one."""
+        flow = self._flows.get(message.work)
+        if flow is None or flow.first != sender or flow.path or flow.settled.is_set():
+            return
+        self._ctx.router.lost(sender, trio.current_time(), is_fault=False)
+        flow.avoid.add(sender)
+        await self._send_out(flow)
+
+    def on_peer_down(self, peer: PeerId) -> None:
+        """Tries whose first hop is gone cannot come back."""
+        for flow in self._flows.values():
+            if flow.first == peer and not flow.settled.is_set():
+                self._ctx.router.lost(peer, trio.current_time(), is_fault=True)
+                flow.settle("the first hop is gone")
+
+    async def on_decision(self, decision: Decision) -> None:
+        """A new roster: tries that pass a holder that left are issued again."""
+        self.decision = decision
+        self._shares_changed.notify()
+        members = set(decision.members)
+        for flow in self._flows.values():
+            passed = (*flow.path, *((flow.first,) if flow.first else ()))
+            if any(peer not in members for peer in passed):
+                flow.settle("a holder left the roster")
+
+    # --- repair ----------------------------------------------------------------------------
+
+    async def on_fetch_boundary(self, message: FetchBoundary, sender: PeerId) -> None:
+        """Answer with what went up to stage 1, or down from the head."""
+        flow = self._flows.get(message.work)
+        tensor = None
+        if flow is not None and sender in self.decision.members:
+            tensor = flow.activation if message.direction == "activation" else flow.gradient
+        reply = Boundary(
+            step=message.step, data_node=message.data_node, slot=message.slot,
+            attempt=message.attempt, direction=message.direction, stage=message.stage,
+        )  # fmt: skip
+        await self._ctx.try_send(sender, reply, () if tensor is None else (tensor,))
+
+    async def on_redrive(self, message: Redrive, sender: PeerId) -> None:
+        """Drive a committed microbatch once more, to the one holder that lost its gradient."""
+        ctx = self._ctx
+        if self.decision.stage_of(sender) != message.stage or message.stage == 0:
+            return
+        flow = self._new_flow(message.slot, "redrive")
+        flow.target_stage, flow.target = message.stage, sender
+        await self._attempt(flow)
+        await ctx.compute("commit", "update", lambda: ctx.state.discard(flow.id))
+
+    # --- forward only ----------------------------------------------------------------------
+
+    def _validation_is_due(self) -> bool:
+        every = self._ctx.manifest.data.eval_every
+        return bool(every) and (self.decision.step % every == 0 or self.decision.is_final)
+
+    async def _validate(self) -> None:
+        """Mean loss of held-out microbatches under the weights at the start of this step."""
+        losses: list[float] = []
+        room = trio.Semaphore(self._window())
+        async with trio.open_nursery() as nursery:
+            for index in range(self._ctx.manifest.data.eval_microbatches):
+                await room.acquire()
+                nursery.start_soon(self._validate_one, index, losses, room)
+        if losses:
+            self.validation_loss = math.fsum(losses) / len(losses)
+            self._ctx.observer.gauge("validation_loss", self.validation_loss)
+
+    async def _validate_one(self, index: int, losses: list[float], room: trio.Semaphore) -> None:
+        ctx = self._ctx
+        flow = self._new_flow(VALIDATION_SLOTS + index, "eval")
+        flow.activation = await ctx.compute(
+            "forward", "edge", lambda: ctx.edge.embed_validation(flow.id, index)
+        )
+        if await self._attempt(flow):
+            losses.append(flow.loss)
+        await self._give_up(flow)
+        room.release()
+
+    async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
+        """Send tokens through the swarm; return the logits [batch, vocabulary] or None."""
+        ctx = self._ctx
+        slot, self._next_generation = self._next_generation, self._next_generation + 1
+        flow = self._new_flow(slot, "eval")
+        flow.activation = await ctx.compute(
+            "forward", "edge", lambda: ctx.edge.embed_tokens(tokens_BT)
+        )
+        is_done = await self._attempt(flow)
+        await self._give_up(flow)
+        self._attempts.pop(slot, None)
+        return flow.result if is_done else None

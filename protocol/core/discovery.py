@@ -1,0 +1,83 @@
+"""Finding peers: publish this node's record, read those of the others, introduce them.
+
+The registry only discovers candidates; who belongs to a step is decided elsewhere. This node
+counts as registered when another peer says that it read the record (heartbeats carry that).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.errors import SidecarError
+from protocol.keys import NodeKey, PeerId
+from protocol.manifest import Manifest
+from protocol.ports import Network, Observer, Registry
+from protocol.records import NodeRecord
+
+if TYPE_CHECKING:
+    from protocol.core.node import NodeSettings
+
+
+class Discovery:
+    """Keeps the record fresh and the network informed."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        manifest: Manifest,
+        network: Network,
+        registry: Registry,
+        observer: Observer,
+        settings: NodeSettings,
+    ) -> None:
+        self._key, self._manifest = key, manifest
+        self._network, self._registry, self._observer = network, registry, observer
+        self._settings = settings
+        self._published_at: float | None = None
+        self._published_stage = -2
+        self.stage = -1 if settings.stage is None else settings.stage
+        self.is_draining = False
+        self.sequence = 0
+        self.known: dict[PeerId, NodeRecord] = {}
+
+    async def run(self) -> None:
+        """Publish and look up for ever; a side-car that fails is counted and tried again."""
+        while True:
+            try:
+                await self._publish_if_due()
+                await self._look_up()
+            except SidecarError as error:
+                self._observer.count("errors", code=error.code)
+            await trio.sleep(self._settings.deadlines.discovery_s)
+
+    async def _publish_if_due(self) -> None:
+        now = trio.current_time()
+        refresh = self._settings.deadlines.record_refresh_s
+        is_fresh = self._published_at is not None and now - self._published_at < refresh
+        if is_fresh and self._published_stage == self.stage:
+            return
+        wall = self._settings.wall_clock()
+        self.sequence = max(self.sequence + 1, int(wall * 1000))
+        record = NodeRecord(
+            swarm=self._manifest.swarm_id,
+            peer_id=self._key.peer_id,
+            sidecar_id=self._settings.sidecar_id or self._key.derive("sidecar").peer_id,
+            stage=self.stage,
+            addresses=self._settings.addresses(),
+            sequence=self.sequence,
+            expires_at=wall + self._settings.deadlines.record_lifetime_s,
+            protocol_version=self._manifest.protocol_version,
+            is_draining=self.is_draining,
+        )
+        await self._registry.publish(record)
+        self._published_at, self._published_stage = now, self.stage
+
+    async def _look_up(self) -> None:
+        for record in await self._registry.nodes():
+            if record.peer_id != self._key.peer_id:
+                self.known[record.peer_id] = record
+                self._network.introduce(record.peer_id, record.addresses)
+        wall = self._settings.wall_clock()
+        self.known = {p: r for p, r in self.known.items() if r.expires_at > wall}

@@ -1,0 +1,183 @@
+"""One member's part in one step, across the terms of that step.
+
+Owns the nursery in which every microbatch of the step is handled. It ends when a decision opens
+another step, or leaves this node out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from protocol.core.closing import REPEAT_S, Closing
+from protocol.core.context import Context
+from protocol.core.data_flow import DataFlow
+from protocol.core.holder_flow import HolderFlow
+from protocol.core.repair import Repair
+from protocol.core.transfer import Donor
+from protocol.errors import PeerError, ProtocolViolation
+from protocol.messages import (
+    Backward,
+    Boundary,
+    Busy,
+    Commit,
+    Decision,
+    Failed,
+    FetchBoundary,
+    FetchState,
+    Forward,
+    Ledger,
+    Redrive,
+    Release,
+    StepClose,
+)
+from protocol.ports import Envelope, PeerChange
+from protocol.step.ledger import StepLedger
+
+INBOX = 4096
+
+
+class MemberStep:
+    """Runs the flow and the closing of one step."""
+
+    def __init__(self, ctx: Context, decision: Decision, donor: Donor) -> None:
+        self._ctx = ctx
+        self._donor = donor
+        self.decision = decision
+        self.ledger = StepLedger(ctx.me, ctx.stage, decision.step)
+        self.flow: HolderFlow | DataFlow = (
+            DataFlow(ctx, decision, self.ledger)
+            if ctx.stage == 0
+            else HolderFlow(ctx, decision, self.ledger)
+        )
+        self._repair = Repair(ctx, self.ledger, self.flow)
+        self._closing = Closing(ctx, self.ledger, self.flow, self._repair)
+        self._inbox, self._outbox = trio.open_memory_channel[Envelope | PeerChange](INBOX)
+        self._term_scope = trio.CancelScope()
+        self._over = trio.Event()
+        self.started_at = trio.current_time()
+
+    def deliver(self, item: Envelope | PeerChange) -> None:
+        """Take a message of this step, or news of a session; ProtocolViolation when flooded."""
+        try:
+            self._inbox.send_nowait(item)
+        except trio.WouldBlock:
+            raise ProtocolViolation("more messages than this node can take") from None
+
+    @property
+    def prepared_digest(self) -> str | None:
+        """The digest of the next state, once it is prepared."""
+        return self._closing.prepared_digest
+
+    def end(self) -> None:
+        """The step is over for this node."""
+        self._over.set()
+
+    async def run(self) -> None:
+        """Work until ``end``; what is still in flight then is void."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve, nursery)
+            nursery.start_soon(self._close)
+            if isinstance(self.flow, DataFlow):
+                nursery.start_soon(self.flow.drive, partial(self._publish_close, nursery))
+            await self._over.wait()
+            nursery.cancel_scope.cancel()
+
+    async def on_decision(self, decision: Decision) -> None:
+        """A new term of the same step: the roster changed, the closing starts again."""
+        self.decision = decision
+        await self.flow.on_decision(decision)
+        self._term_scope.cancel()
+
+    # --- messages --------------------------------------------------------------------------
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        async for item in self._outbox:
+            if isinstance(item, PeerChange):
+                nursery.start_soon(self._on_change, item)
+            else:
+                nursery.start_soon(self._guarded, item)
+
+    async def _guarded(self, envelope: Envelope) -> None:
+        """The boundary where the fault of one message's sender ends."""
+        try:
+            await self._dispatch(envelope)
+        except PeerError as error:
+            self._ctx.observer.count("errors", code=error.code)
+            self._ctx.network.drop(envelope.sender, error.cause)
+
+    async def _dispatch(self, envelope: Envelope) -> None:
+        message, sender = envelope.message, envelope.sender
+        if isinstance(message, StepClose):
+            self._closing.on_close(message)
+        elif isinstance(message, Ledger):
+            self._closing.on_ledger(message, sender)
+        elif isinstance(message, Boundary):
+            self._repair.on_boundary(envelope)
+        elif isinstance(message, FetchBoundary):
+            await self.flow.on_fetch_boundary(message, sender)
+        elif isinstance(message, FetchState):
+            await self._donor.serve(message, sender)
+        elif isinstance(message, Forward):
+            await self.flow.on_forward(envelope)
+        elif isinstance(message, Backward):
+            await self.flow.on_backward(envelope)
+        elif isinstance(message, Busy):
+            await self.flow.on_busy(message, sender)
+        elif isinstance(self.flow, HolderFlow):
+            await self._dispatch_to_holder(self.flow, envelope)
+        else:
+            await self._dispatch_to_data_node(self.flow, envelope)
+
+    async def _dispatch_to_holder(self, flow: HolderFlow, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, Commit) and envelope.sender == message.data_node:
+            await flow.on_commit(message)
+        elif isinstance(message, Release) and envelope.sender == message.data_node:
+            await flow.on_release(message.work)
+
+    async def _dispatch_to_data_node(self, flow: DataFlow, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, Failed) and message.data_node == self._ctx.me:
+            flow.on_failed(message)
+        elif isinstance(message, Redrive) and message.data_node == self._ctx.me:
+            await flow.on_redrive(message, envelope.sender)
+
+    async def _on_change(self, change: PeerChange) -> None:
+        if change.is_up:
+            return
+        if isinstance(self.flow, HolderFlow):
+            await self.flow.on_peer_down(change.peer)
+        else:
+            self.flow.on_peer_down(change.peer)
+
+    # --- closing ---------------------------------------------------------------------------
+
+    def _publish_close(self, nursery: trio.Nursery, close: StepClose) -> None:
+        self._closing.on_close(close)
+        nursery.start_soon(self._repeat_close, close)
+
+    async def _repeat_close(self, close: StepClose) -> None:
+        """A session may break under it, so it is said until the step is over."""
+        while True:
+            await self._ctx.send_all(self.decision.members, close)
+            await trio.sleep(REPEAT_S)
+
+    async def _close(self) -> None:
+        """Run the closing once per term."""
+        while True:
+            self._term_scope = trio.CancelScope()
+            decision = self.decision
+            with self._term_scope:
+                if not decision.is_final:
+                    await self._closing_guarded(decision)
+                await trio.sleep_forever()
+
+    async def _closing_guarded(self, decision: Decision) -> None:
+        """A peer's fault ends this try at closing; the authorities answer it with a new term."""
+        try:
+            await self._closing.run(decision)
+        except PeerError as error:
+            self._ctx.observer.count("errors", code=error.code)
+            self._ctx.observer.event("closing_failed", step=decision.step, cause=error.cause)

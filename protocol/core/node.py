@@ -1,0 +1,432 @@
+"""NodeCore: one node of the swarm, the same class in the daemon and in the simulator.
+
+NodeCore.run
+|- _receive      one loop takes every message and session change and hands it to its owner
+|- _send_posted  sends what pure parts asked to send
+|- _be_present   tells the authorities who this node is and what it holds
+|- _discover     publishes this node's record and introduces peers to the network
+|- _live         obeys decisions: waits, fetches state, or works through one MemberStep a step
+\\- Leading.run   if this node is an authority
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol.averaging import Averager, ExactAverager
+from protocol.core.context import Context
+from protocol.core.data_flow import DataFlow
+from protocol.core.discovery import Discovery
+from protocol.core.journal import Journal
+from protocol.core.leading import Leading
+from protocol.core.member_step import MemberStep
+from protocol.core.reports import step_report
+from protocol.core.signal import Signal
+from protocol.core.transfer import Donor, Joiner
+from protocol.deadlines import Deadlines
+from protocol.errors import PeerError
+from protocol.keys import NodeKey, PeerId
+from protocol.manifest import Manifest
+from protocol.messages import (
+    Accept,
+    Accepted,
+    Applied,
+    Assign,
+    Decision,
+    FetchState,
+    Message,
+    Prepare,
+    Prepared,
+    Presence,
+    Promise,
+    ReducePart,
+    ReduceResult,
+    StateChunk,
+    StepOpen,
+    Suspect,
+)
+from protocol.ports import (
+    Envelope,
+    FaultPoints,
+    Network,
+    Observer,
+    PeerChange,
+    Registry,
+    Runner,
+    StageState,
+    Tensor,
+)
+from protocol.routing import LoadAwareRouter, Router
+from protocol.step.decision import check_step_open
+
+EARLY_KEPT = 256
+FOR_AUTHORITIES = (Presence, Prepared, Applied, Suspect, Prepare, Promise, Accept, Accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What the owner of a node decides: its stage (None: where it is needed most), its room."""
+
+    stage: int | None = None
+    capacity: int = 8
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    addresses: Callable[[], tuple[str, ...]] = tuple
+    sidecar_id: PeerId | None = None
+    wall_clock: Callable[[], float] = lambda: 0.0
+
+
+class NodeCore:
+    """One node. ``run`` returns when the node was told to leave and its work was handed over."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        manifest: Manifest,
+        *,
+        network: Network,
+        registry: Registry,
+        runner: Runner,
+        make_stage: Callable[[int], StageState],
+        journal: Journal,
+        observer: Observer,
+        faults: FaultPoints,
+        rng: random.Random,
+        settings: NodeSettings,
+        averager: Averager | None = None,
+        router: Router | None = None,
+    ) -> None:
+        self._key, self._manifest = key, manifest
+        self._network, self._runner, self._make_stage = network, runner, make_stage
+        self._journal, self._observer, self._faults, self._rng = journal, observer, faults, rng
+        self._settings = settings
+        self._averager = averager or ExactAverager(network, settings.deadlines)
+        self._router = router or LoadAwareRouter(network.rtt_s)
+        self.swarm = manifest.swarm_id
+        self.discovery = Discovery(key, manifest, network, registry, observer, settings)
+        self.leading: Leading | None = None
+        if key.peer_id in manifest.authorities:
+            self.leading = Leading(
+                key, manifest, self.swarm, network, settings.deadlines, journal, observer,
+                self._post, self._obey,
+            )  # fmt: skip
+        self.decision: Decision | None = None
+        self.ctx: Context | None = None
+        self.member: MemberStep | None = None
+        self.is_syncing = False
+        self.is_draining = False
+        self.has_left = trio.Event()
+        self._donor: Donor | None = None
+        self._joiner: Joiner | None = None
+        self._early: deque[Envelope] = deque(maxlen=EARLY_KEPT)
+        self._assigned = settings.stage
+        self._changed = Signal()
+        self._acted: tuple[int, int] = (0, 0)
+        self._admission_misses = 0
+        self._presence_due = Signal()
+        self._posts, self._posted = trio.open_memory_channel[tuple[tuple[PeerId, ...], Message]](
+            4096
+        )
+
+    async def run(self) -> None:
+        """Serve the swarm until ``drain`` is done or the caller cancels."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive)
+            nursery.start_soon(self._send_posted, nursery)
+            nursery.start_soon(self._be_present)
+            nursery.start_soon(self.discovery.run)
+            if self.leading is not None:
+                nursery.start_soon(self.leading.run)
+            await self._live()
+            nursery.cancel_scope.cancel()
+
+    def drain(self) -> None:
+        """Leave at the next step's opening: finish what is in flight, take no new step."""
+        self.is_draining = True
+        self.discovery.is_draining = True
+        if self.member is not None and self.member.decision.is_final:
+            self.member.end()
+        self._presence_due.notify()
+        self._changed.notify()
+
+    async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
+        """Run tokens through the swarm (data nodes only); None if it could not be done now."""
+        member = self.member
+        if member is None or not isinstance(member.flow, DataFlow):
+            return None
+        return await member.flow.next_logits(tokens_BT)
+
+    # --- messages --------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        async for item in self._network.events:
+            if isinstance(item, PeerChange):
+                self._on_change(item)
+            else:
+                self._on_envelope(item)
+
+    def _on_change(self, change: PeerChange) -> None:
+        if self.leading is not None:
+            self.leading.on_change(change)
+        if self.member is not None:
+            self.member.deliver(change)
+
+    def _on_envelope(self, envelope: Envelope) -> None:
+        """The boundary at which one peer's bad message ends that peer's session."""
+        try:
+            self._route(envelope)
+        except PeerError as error:
+            self._observer.count("errors", code=error.code)
+            self._network.drop(envelope.sender, error.cause)
+
+    def _route(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, StepOpen):
+            check_step_open(message, self.swarm, self._manifest.authorities)
+            if self.leading is not None:
+                self.leading.on_step_open(message)
+            self._obey(message)
+        elif isinstance(message, FOR_AUTHORITIES):
+            self._for_authority(message, envelope.sender)
+        elif isinstance(message, Assign):
+            self._on_assign(message, envelope.sender)
+        elif isinstance(message, ReducePart | ReduceResult):
+            self._averager.deliver(envelope)
+        elif isinstance(message, StateChunk):
+            if self._joiner is not None:
+                self._joiner.deliver(envelope)
+        elif isinstance(message, FetchState):
+            if self.member is not None:
+                self.member.deliver(envelope)
+        else:
+            self._to_member(envelope)
+
+    def _for_authority(self, message: Message, sender: PeerId) -> None:
+        if self.leading is None:
+            return
+        self.leading.on_message(message, sender)
+        if isinstance(message, Presence) and message.stage == -1:
+            stage = self.leading.membership.assign(sender, trio.current_time())
+            self._post((sender,), Assign(step=0, stage=stage))
+
+    def _on_assign(self, message: Assign, sender: PeerId) -> None:
+        if self._assigned is None and sender in self._manifest.authorities:
+            self._assigned = message.stage
+            self._changed.notify()
+
+    def _to_member(self, envelope: Envelope) -> None:
+        """Hand a message of the current step to it; keep what comes early, drop what is late."""
+        if self.member is not None and envelope.message.step == self.member.decision.step:
+            self.member.deliver(envelope)
+        elif self.decision is None or envelope.message.step > self.decision.step or (
+            envelope.message.step == self.decision.step and self.member is None
+        ):  # fmt: skip
+            self._early.append(envelope)
+
+    def _post(self, peers: tuple[PeerId, ...], message: Message) -> None:
+        try:
+            self._posts.send_nowait((peers, message))
+        except trio.WouldBlock:  # all of it is soft state that is said again
+            self._observer.count("errors", code="outbox_full")
+
+    async def _send_posted(self, nursery: trio.Nursery) -> None:
+        async for peers, message in self._posted:
+            for peer in peers:
+                nursery.start_soon(self._send_one, peer, message)
+
+    async def _send_one(self, peer: PeerId, message: Message) -> None:
+        try:
+            await self._network.send(peer, message)
+        except PeerError as error:
+            self._observer.count("errors", code=error.code)
+
+    def _loopback(self, message: Message) -> None:
+        self._for_authority(message, self._key.peer_id)
+
+    # --- presence --------------------------------------------------------------------------
+
+    async def _be_present(self) -> None:
+        """Every ``presence_s``, and at once when something changed."""
+        while True:
+            presence = self._presence()
+            if self.leading is not None:
+                self._for_authority(presence, self._key.peer_id)
+            others = tuple(a for a in self._manifest.authorities if a != self._key.peer_id)
+            self._post(others, presence)
+            with trio.move_on_after(self._settings.deadlines.presence_s):
+                await self._presence_due.wait()
+
+    def _presence(self) -> Presence:
+        ctx = self.ctx
+        return Presence(
+            step=ctx.state.step if ctx else 0,
+            stage=ctx.stage if ctx else (-1 if self._assigned is None else self._assigned),
+            capacity=self._settings.capacity,
+            digest=ctx.state.digest if ctx and not self.is_syncing else None,
+            seen=self._acted,
+            wants_hold=self._admission_misses > 1,
+            is_draining=self.is_draining,
+        )
+
+    # --- decisions -------------------------------------------------------------------------
+
+    def _obey(self, message: StepOpen) -> None:
+        """Take a decision if it is later than the last."""
+        decision = message.decision
+        if self.decision is not None and decision.order <= self.decision.order:
+            return
+        self.decision = decision
+        self._journal.decided(decision)
+        self._router.on_decision(decision)
+        self._observer.gauge("step", decision.step)
+        if self.member is not None and (
+            decision.step != self.member.decision.step
+            or decision.stage_of(self._key.peer_id) is None
+        ):
+            self.member.end()
+        self._changed.notify()
+
+    async def _live(self) -> None:
+        await self._changed.until(lambda: self._assigned is not None or self.is_draining)
+        if self._assigned is not None:
+            await self._take_stage(self._assigned)
+        while not self._may_leave():
+            if self.decision is not None:
+                self._acted = self.decision.order
+            if self._is_member() and self._holds_decided_state():
+                await self._work()
+            elif self._needs_state():
+                await self._sync()
+            else:
+                await self._changed.wait()
+        self.has_left.set()
+
+    async def _take_stage(self, stage: int) -> None:
+        """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
+        state = await self._runner.run("state", lambda: self._make_stage(stage))
+        self.ctx = Context(
+            key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
+            runner=self._runner, router=self._router, averager=self._averager,
+            deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
+            journal=self._journal, rng=self._rng, stage=stage, state=state,
+            capacity=self._settings.capacity, loopback=self._loopback,
+        )  # fmt: skip
+        self._donor, self._joiner = Donor(self.ctx), Joiner(self.ctx)
+        self.discovery.stage = stage
+        self._observer.gauge("stage", stage)
+        self._presence_due.notify()
+
+    def _may_leave(self) -> bool:
+        is_over = self.decision is not None and self.decision.is_final
+        return self.is_draining and (is_over or not self._is_member())
+
+    def _is_member(self) -> bool:
+        return self.decision is not None and self.decision.stage_of(self._key.peer_id) is not None
+
+    def _holds_decided_state(self) -> bool:
+        assert self.ctx is not None
+        assert self.decision is not None
+        state = self.ctx.state
+        return state.step == self.decision.step and (
+            state.digest == self.decision.digests[self.ctx.stage]
+        )
+
+    def _needs_state(self) -> bool:
+        return self.decision is not None and not self._holds_decided_state()
+
+    async def _work(self) -> None:
+        """One step as a member, then apply what was prepared if the next decision says so."""
+        assert self.ctx is not None
+        assert self.decision is not None
+        ctx, first = self.ctx, self.decision
+        await self._faults.reach("before_step", first.step)
+        assert self._donor is not None
+        self._admission_misses = 0
+        member = MemberStep(ctx, first, self._donor)
+        self.member = member
+        self._replay_early(first.step)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_terms, member)
+            await member.run()
+            nursery.cancel_scope.cancel()
+        self.member = None
+        await self._end_step(member)
+
+    def _replay_early(self, step: int) -> None:
+        waiting, self._early = self._early, deque(maxlen=EARLY_KEPT)
+        for envelope in waiting:
+            self._to_member(envelope)
+
+    async def _follow_terms(self, member: MemberStep) -> None:
+        """New terms of the same step reach the member while it runs."""
+        while True:
+            decision = self.decision
+            last = member.decision
+            if decision is not None and decision.step == last.step and decision.term > last.term:
+                await member.on_decision(decision)
+                self._acted = decision.order
+            await self._changed.wait()
+
+    async def _end_step(self, member: MemberStep) -> None:
+        assert self.ctx is not None
+        assert self.decision is not None
+        ctx, decision = self.ctx, self.decision
+        finished = decision.step == member.decision.step + 1
+        wanted = decision.digests[ctx.stage]
+        if finished and member.prepared_digest == wanted:
+            await ctx.faults.reach("before_apply", member.decision.step)
+            await ctx.compute("update", "update", ctx.state.apply)
+            await ctx.faults.reach("after_apply", member.decision.step)
+            if self._donor is not None:
+                self._donor.forget()
+            await ctx.tell_authorities(
+                Applied(step=decision.step, stage=ctx.stage, digest=ctx.state.digest)
+            )
+        else:
+            await ctx.compute("update", "update", ctx.state.reset)
+        if finished and isinstance(member.flow, DataFlow):
+            self._journal.step_finished(step_report(ctx, member, member.flow))
+        self._presence_due.notify()
+
+    async def _sync(self) -> None:
+        """Fetch the state of the current step; give up when the swarm has moved on."""
+        assert self.decision is not None
+        assert self._joiner is not None
+        decision = self.decision
+        self.is_syncing = True
+        self._admission_misses += 1
+        self._early.clear()
+        self._presence_due.notify()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._give_up_when_stale, decision, nursery.cancel_scope)
+                await self._fetch_with_pauses(decision)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.is_syncing = False
+        self._presence_due.notify()
+
+    async def _fetch_with_pauses(self, decision: Decision) -> None:
+        """Ask the holders again after a pause that doubles; never a hot loop."""
+        assert self._joiner is not None
+        pause = 0.5
+        while True:
+            try:
+                await self._joiner.fetch(decision)
+            except PeerError as error:
+                self._observer.count("errors", code=error.code)
+                self._observer.event("state_transfer_failed", cause=error.cause)
+            else:
+                self._observer.event("state_transferred", step=decision.step)
+                return
+            await trio.sleep(pause * (1 + self._rng.random()))
+            pause = min(pause * 2, self._settings.deadlines.request_s)
+
+    async def _give_up_when_stale(self, decision: Decision, scope: trio.CancelScope) -> None:
+        while self.decision is not None and self.decision.step == decision.step:
+            await self._changed.wait()
+        scope.cancel()

@@ -1,0 +1,101 @@
+"""Recomputing what died with a holder: its weight gradient of a committed microbatch.
+
+The neighbours on the path keep what they sent (activation from below, gradient from above); with
+both, one stage is run again. If a neighbour is gone too, the data node drives the microbatch once
+more to this holder, and only this holder accumulates (architecture section 4, point 6).
+"""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.core.context import Context
+from protocol.core.data_flow import DataFlow
+from protocol.core.holder_flow import HolderFlow
+from protocol.errors import PeerTimeout
+from protocol.keys import PeerId
+from protocol.messages import Boundary, Decision, Entry, FetchBoundary, Redrive, WorkId
+from protocol.ports import Envelope, Tensor
+from protocol.step.ledger import SlotId, StepLedger
+
+_Key = tuple[WorkId, str]
+
+
+class Repair:
+    """One member's recomputations in one step."""
+
+    def __init__(self, ctx: Context, ledger: StepLedger, flow: HolderFlow | DataFlow) -> None:
+        self._ctx = ctx
+        self._ledger = ledger
+        self._flow = flow
+        self._waiting: dict[_Key, trio.Event] = {}
+        self._arrived: dict[_Key, Tensor | None] = {}
+
+    def on_boundary(self, envelope: Envelope) -> None:
+        """Take a neighbour's answer."""
+        message = envelope.message
+        assert isinstance(message, Boundary)
+        key = (message.work, message.direction)
+        if key in self._waiting:
+            self._arrived[key] = envelope.tensors[0] if envelope.tensors else None
+            self._waiting[key].set()
+
+    async def recompute(self, slot: SlotId, entry: Entry, decision: Decision) -> None:
+        """Bring one missing microbatch into my sums; raise PeerTimeout if it cannot be had."""
+        assert isinstance(self._flow, HolderFlow), "a data node never lacks its own microbatches"
+        work = WorkId(decision.step, slot[0], slot[1], entry.attempt)
+        below = entry.path[self._ctx.stage - 2] if self._ctx.stage > 1 else slot[0]
+        above = entry.path[self._ctx.stage] if self._ctx.stage < self._ctx.num_stages else slot[0]
+        h_BTW = await self._fetch(work, "activation", below, decision)
+        g_BTW = await self._fetch(work, "gradient", above, decision) if h_BTW is not None else None
+        if h_BTW is None or g_BTW is None:
+            await self._redrive(work, decision)
+        else:
+            await self._ctx.compute("backward", "backward", lambda: self._run(work, h_BTW, g_BTW))
+        self._ctx.observer.count("microbatches_recomputed")
+
+    def _run(self, work: WorkId, h_BTW: Tensor, g_BTW: Tensor) -> None:
+        """Forward, backward and commit in one job, so that sums and ledger never disagree."""
+        if not self._ledger.has_room_for(work):
+            return
+        key = ("recompute", work)
+        blocks = self._ctx.blocks
+        blocks.forward(key, h_BTW, keep=True)
+        blocks.backward(key, g_BTW)
+        blocks.commit(key, work.data_node)
+        self._ledger.commit(work)
+
+    async def _fetch(
+        self, work: WorkId, direction: str, peer: PeerId, decision: Decision
+    ) -> Tensor | None:
+        """Return the neighbour's tensor, or None if it is gone or no longer has it."""
+        if peer not in decision.members:
+            return None
+        key = (work, direction)
+        self._waiting[key] = trio.Event()
+        message = FetchBoundary.model_validate(
+            {**work._asdict(), "direction": direction, "stage": self._ctx.stage}
+        )
+        try:
+            if await self._ctx.try_send(peer, message):
+                with trio.move_on_after(self._ctx.deadlines.request_s):
+                    await self._waiting[key].wait()
+            return self._arrived.pop(key, None)
+        finally:
+            del self._waiting[key]
+
+    async def _redrive(self, work: WorkId, decision: Decision) -> None:
+        assert isinstance(self._flow, HolderFlow)
+        slot = (work.data_node, work.slot)
+        message = Redrive(**work._asdict(), stage=self._ctx.stage)
+        arrived = self._flow.redriven[slot] = trio.Event()
+        try:
+            with trio.move_on_after(self._ctx.deadlines.step_stall_s):
+                while not arrived.is_set():
+                    await self._ctx.try_send(work.data_node, message)
+                    with trio.move_on_after(self._ctx.deadlines.request_s):
+                        await arrived.wait()
+                return
+            raise PeerTimeout(f"{work.data_node} did not drive slot {work.slot} again")
+        finally:
+            self._flow.redriven.pop(slot, None)

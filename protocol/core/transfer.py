@@ -1,0 +1,128 @@
+"""State transfer between holders of a stage: chunked, checked, resumable from another donor.
+
+A donor serves the state at the start of its current step, which no one changes during the step.
+A joiner takes chunks from any holder, because all replicas are bit-identical; only the digest
+that the swarm decided makes the whole acceptable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import trio
+
+from protocol.core.context import Context
+from protocol.core.signal import Signal
+from protocol.errors import PeerError, PeerGone, PeerTimeout, ProtocolViolation, StateMismatch
+from protocol.keys import PeerId
+from protocol.messages import Decision, FetchState, StateChunk
+from protocol.ports import Envelope, Tensor
+
+CHUNK_BYTES = 2 * 2**20
+DONOR_PAUSE_S = 0.5
+MAX_CHUNKS = 2**24
+
+
+class Donor:
+    """Serves this node's state to joiners; keeps the bytes of one step."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._step = -1
+        self._digest = ""
+        self._chunks: tuple[Tensor, ...] = ()
+        self._lock = trio.Lock()
+
+    async def serve(self, message: FetchState, sender: PeerId) -> None:
+        """Answer with one chunk, or without a tensor when that step's state is not held."""
+        ctx = self._ctx
+        async with self._lock:
+            if message.step == ctx.state.step and self._step != message.step:
+                await self._export()
+        has_it = self._step == message.step and message.chunk < len(self._chunks)
+        reply = StateChunk(
+            step=message.step, stage=ctx.stage, chunk=message.chunk,
+            num_chunks=len(self._chunks) if has_it else 0,
+            digest=self._digest if has_it else None,
+        )  # fmt: skip
+        await ctx.try_send(sender, reply, (self._chunks[message.chunk],) if has_it else ())
+
+    def forget(self) -> None:
+        """Free the bytes of a past step."""
+        self._step, self._chunks = -1, ()
+
+    async def _export(self) -> None:
+        ctx = self._ctx
+
+        def job() -> tuple[int, str, Tensor]:
+            return ctx.state.step, ctx.state.digest, ctx.state.export_state()
+
+        self._step, self._digest, data = await ctx.compute("state", "update", job)
+        self._chunks = torch.split(data, CHUNK_BYTES)
+
+
+class Joiner:
+    """Fetches the state of this node's stage from its holders."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._answers: dict[tuple[PeerId, int, int], tuple[StateChunk, Tensor | None]] = {}
+        self._arrived = Signal()
+
+    def deliver(self, envelope: Envelope) -> None:
+        """Take a chunk that was asked for."""
+        message = envelope.message
+        assert isinstance(message, StateChunk)
+        tensor = envelope.tensors[0] if envelope.tensors else None
+        self._answers[(envelope.sender, message.step, message.chunk)] = (message, tensor)
+        self._arrived.notify()
+
+    async def fetch(self, decision: Decision) -> None:
+        """Make this node's state the decided one; raise PeerError if no holder could give it."""
+        ctx = self._ctx
+        donors = [p for p in decision.roster[ctx.stage] if p != ctx.me]
+        ctx.rng.shuffle(donors)
+        if not donors:
+            raise PeerGone(f"no other holder of stage {ctx.stage} to fetch the state from")
+        data = await self._fetch_chunks(decision, donors)
+        digest = decision.digests[ctx.stage]
+        await ctx.faults.reach("in_state_transfer", decision.step)
+        try:
+            await ctx.compute("state", "update", lambda: ctx.state.import_state(data, digest))
+        except StateMismatch as error:
+            ctx.observer.count("errors", code=error.code)
+            raise ProtocolViolation("a holder sent a state with another digest") from error
+
+    async def _fetch_chunks(self, decision: Decision, donors: Sequence[PeerId]) -> Tensor:
+        """Chunk after chunk; a donor that fails is replaced at the same offset."""
+        digest = decision.digests[self._ctx.stage]
+        chunks: list[Tensor] = []
+        num_chunks = 1
+        remaining = list(donors)
+        while len(chunks) < num_chunks:
+            if not remaining:
+                raise PeerGone(f"none of {len(donors)} holders gave the state")
+            try:
+                answer, tensor = await self._ask(remaining[0], decision.step, len(chunks))
+            except PeerError as error:
+                self._ctx.observer.count("errors", code=error.code)
+                remaining.pop(0)
+                continue
+            if tensor is None or answer.digest != digest or answer.num_chunks > MAX_CHUNKS:
+                remaining.pop(0)
+                continue
+            num_chunks = answer.num_chunks
+            chunks.append(tensor)
+        return torch.cat([c.reshape(-1).view(torch.uint8) for c in chunks])
+
+    async def _ask(self, donor: PeerId, step: int, chunk: int) -> tuple[StateChunk, Tensor | None]:
+        ctx = self._ctx
+        key = (donor, step, chunk)
+        message = FetchState(step=step, stage=ctx.stage, chunk=chunk)
+        self._answers.pop(key, None)
+        await ctx.network.send(donor, message)
+        with trio.move_on_after(ctx.deadlines.request_s):
+            await self._arrived.until(lambda: key in self._answers)
+            return self._answers.pop(key)
+        raise PeerTimeout(f"{donor} did not send chunk {chunk} of its state")
