@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -13,7 +14,9 @@ DEFAULT_MAX_BYTES = 8_000_000
 _FEW_DOCUMENTS = 20
 _NUM_PIECES = 100
 _NOT_TEXT_HINT = 'Give UTF-8 text files, folders of them, or .jsonl files of {"text": ...}.'
-_SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
+_SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+)
 
 
 def read_documents(paths: Sequence[Path]) -> list[bytes]:
@@ -32,9 +35,9 @@ def standard_library_documents(max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes
     root = Path(sysconfig.get_path("stdlib"))
     documents: list[bytes] = []
     room = max_bytes
-    for path in _files_below(root, "*.py"):
-        document = path.read_bytes()
-        if not _is_text(document):
+    for path in _files_below(root, skipped=_SKIPPED_FOLDERS):
+        document = path.read_bytes() if path.suffix == ".py" else b""
+        if not document or not _is_text(document):
             continue
         if len(document) > room:
             break
@@ -58,7 +61,7 @@ def divide_if_few(documents: list[bytes]) -> list[bytes]:
 
 def _documents_at(path: Path) -> Iterator[bytes]:
     if path.is_dir():
-        for file in _files_below(path, "*"):
+        for file in filter(Path.is_file, _files_below(path)):
             yield from _documents_in(file, must_be_text=False)
     elif path.is_file():
         yield from _documents_in(path, must_be_text=True)
@@ -94,14 +97,12 @@ def _json_lines(path: Path, content: bytes) -> Iterator[bytes]:
             yield text.encode(errors="replace")
 
 
-def _files_below(root: Path, pattern: str) -> list[Path]:
-    def is_wanted(path: Path) -> bool:
-        parts = path.relative_to(root).parts
-        hidden = any(part.startswith((".", "__pycache__")) for part in parts)
-        return not hidden and path.is_file()
-
-    wanted = [path for path in root.rglob(pattern) if is_wanted(path)]
-    return sorted(wanted, key=lambda path: path.relative_to(root).as_posix())
+def _files_below(root: Path, *, skipped: Collection[str] = ()) -> list[Path]:
+    found: list[str] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skipped and name[0] != "."]
+        found += [f"{folder}/{name}" for name in names if name[0] != "."]
+    return [Path(path) for path in sorted(found)]
 
 
 def _is_text(content: bytes) -> bool:
