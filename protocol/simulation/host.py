@@ -34,7 +34,7 @@ class VirtualHost:
     peer: PeerId
     timeline: Timeline
     place: Place = LAB
-    cost_s: Mapping[JobKind, float] = FREE
+    cost_s: Mapping[JobKind, float] = field(default_factory=lambda: FREE)
     speed: float = 1.0
     extra_delay_s: float = 0.0
     is_duplicating: bool = False

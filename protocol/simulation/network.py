@@ -105,10 +105,18 @@ class VirtualNetwork:
             for action in held:
                 self.timeline.after(delay_s, action)
 
-    def partition(self, side: Iterable[PeerId], other: Iterable[PeerId], for_s: float) -> None:
-        """Cut two groups off from each other, both ways, for a while."""
+    def partition(
+        self,
+        side: Iterable[PeerId],
+        other: Iterable[PeerId],
+        for_s: float,
+        *,
+        is_one_way: bool = False,
+    ) -> None:
+        """Cut two groups off from each other for a while; one way: nothing leaves ``side``."""
         pairs = [(a, b) for a in side for b in other]
-        pairs += [(b, a) for a, b in pairs]
+        if not is_one_way:
+            pairs += [(b, a) for a, b in pairs]
         for pair in pairs:
             self.cut(*pair)
 

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 import trio
 import trio.testing
+from trio._core import _run as core
 
 T = TypeVar("T")
 
@@ -86,7 +87,6 @@ def run_virtual(main: Callable[[], Awaitable[T]], seed: int) -> T:
     trio shuffles the tasks that are ready at one moment. Its Hypothesis plug-in makes the shuffle
     repeatable through two private names; this is the only place that uses them.
     """
-    core = trio._core._run
     before, state = core._ALLOW_DETERMINISTIC_SCHEDULING, core._r.getstate()
     core._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     core._r.seed(seed)

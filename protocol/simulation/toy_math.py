@@ -24,7 +24,7 @@ _LIMIT = 8.0
 def initial_weights(manifest: Manifest, stage: int) -> Tensor:
     """Return the weights [P = 2C] of a stage at step 0, a function of (seed, stage)."""
     num_weights = 2 * (manifest.model.width - 1)
-    rng = Random(f"toy weights {manifest.training.seed} {stage}")
+    rng = Random(f"toy weights {manifest.training.seed} {stage}")  # noqa: S311
     centre = 1.0 if stage == 0 else 0.0
     values = [centre + rng.uniform(-0.5, 0.5) for _ in range(num_weights)]
     return torch.tensor(values, dtype=torch.float64)
@@ -33,7 +33,7 @@ def initial_weights(manifest: Manifest, stage: int) -> Tensor:
 def draw(manifest: Manifest, step: int, slot: int) -> tuple[Tensor, Tensor]:
     """Return input and target [B, T, C] of a microbatch; ``step`` -1 is the held-out data."""
     shape = (manifest.training.microbatch, manifest.model.context, manifest.model.width - 1)
-    rng = Random(f"toy data {manifest.data.seed} {step} {slot}")
+    rng = Random(f"toy data {manifest.data.seed} {step} {slot}")  # noqa: S311
     values = [rng.uniform(-1, 1) for _ in range(shape[0] * shape[1] * shape[2])]
     x_BTC = torch.tensor(values, dtype=torch.float64).reshape(shape)
     return x_BTC, torch.sin(3 * x_BTC)
