@@ -80,7 +80,7 @@ class TorchBlockStage(TorchStageState):
         return run_blocks(h_BTW, self._current.leaves, self._model, self._rotary)
 
     def _work_bytes(self) -> int:
-        return sum(work.num_bytes for work in self._work.values())
+        return sum(work.num_bytes for work in list(self._work.values()))
 
     def _drop_work(self, key: WorkKey) -> None:
         self._work.pop(key, None)

@@ -116,7 +116,7 @@ class TorchEdgeStage(TorchStageState):
         return super()._take_gradient(key)
 
     def _work_bytes(self) -> int:
-        return sum(w.tokens_BT.nbytes + w.targets_BT.nbytes for w in self._work.values())
+        return sum(w.tokens_BT.nbytes + w.targets_BT.nbytes for w in list(self._work.values()))
 
     def _drop_work(self, key: WorkKey) -> None:
         self._work.pop(key, None)

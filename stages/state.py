@@ -111,9 +111,12 @@ class TorchStageState:
 
     @property
     def bytes_kept(self) -> int:
-        """Memory held for microbatches in flight and for gradient sums, in bytes."""
+        """Memory held for microbatches in flight and for gradient sums, in bytes.
+
+        May be read from any thread: it looks at copies of what the worker changes.
+        """
         sums = len(self._sums) + len(self._spare_sums)
-        apart = sum(gradient.num_bytes for gradient in self._gradients.values())
+        apart = sum(gradient.num_bytes for gradient in list(self._gradients.values()))
         return apart + sums * 4 * self.num_gradients + self._work_bytes()
 
     def named_weights(self) -> dict[str, Tensor]:
