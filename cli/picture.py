@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -13,7 +14,7 @@ def resample(values: Sequence[float], width: int) -> list[float]:
     """Return at most ``width`` means of consecutive runs of ``values``."""
     count = min(width, len(values))
     edges = [round(k * len(values) / count) for k in range(count + 1)] if count else [0]
-    runs = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    runs = [values[a:b] for a, b in pairwise(edges)]
     return [sum(run) / len(run) for run in runs]
 
 

@@ -54,7 +54,8 @@ def launch_daemon(
 ) -> subprocess.Popen[bytes]:
     """Start the daemon of a state directory in a session of its own; Ctrl-C does not reach it.
 
-    Its stdout and stderr go to ``output``, or both to our stderr.
+    Its stdout and stderr go to ``output``, or both to our stderr; its environment is ours if none
+    is given.
     """
     return subprocess.Popen(
         [
@@ -68,8 +69,8 @@ def launch_daemon(
         ],
         stdin=subprocess.DEVNULL,
         stdout=output if output is not None else sys.stderr,
-        stderr=output,
-        env={**os.environ, **(environment or {})},
+        stderr=subprocess.STDOUT,
+        env=environment,
         pass_fds=(lifeline.fileno,),
         start_new_session=True,
     )

@@ -10,6 +10,7 @@ environment, and so do their children: by it, leftovers are found.
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from typing import Literal, Self
 import psutil
 
 from node.client import ControlClient
-from node.config import NodeConfig, write_config
+from node.config import ENV_PREFIX, NodeConfig, write_config
 from node.identity import load_or_create_key
 from node.launch import Lifeline, launch_daemon
 from node.paths import StatePaths
@@ -90,7 +91,7 @@ class Daemon:
             self.process.send_signal(number)
 
 
-class DaemonDied(ResourceError):
+class DaemonDiedError(ResourceError):
     """A daemon of the local swarm ended although nobody asked it to."""
 
     def __init__(self, daemon: Daemon) -> None:
@@ -99,6 +100,13 @@ class DaemonDied(ResourceError):
             f"Its output is in {daemon.output_path}.",
         )
         self.daemon = daemon
+
+
+def _clean_environment() -> dict[str, str]:
+    """Return our environment without what is meant for a node of its owner's."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    # Many nodes share this computer's cores: one thread each.
+    return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 class LocalSwarm:
@@ -123,8 +131,7 @@ class LocalSwarm:
         self.holders = holders
         self.data_names = [f"data-{k + 1}" for k in range(data_nodes)]
         self.data = tuple(path.absolute() for path in data)
-        # Many nodes share this computer's cores: one thread each.
-        self.environment = {"OMP_NUM_THREADS": "1", **(environment or {})}
+        self.environment = {**_clean_environment(), **(environment or {})}
         self.environment[RUN_VARIABLE] = self.run_id
         self.daemons: list[Daemon] = []
         self.invite = ""
@@ -163,7 +170,7 @@ class LocalSwarm:
     def start(self, told: Callable[[str], None] = lambda line: None) -> None:
         """Start the organiser, then everybody else; return when all answer on their sockets.
 
-        ``told`` hears what happens. Raises DaemonDied, or ShoalError after START_LIMIT_S.
+        ``told`` hears what happens. Raises DaemonDiedError, or ShoalError after START_LIMIT_S.
         """
         told("starting the organiser")
         self.spawn("data", name=self.data_names[0])
@@ -233,15 +240,15 @@ class LocalSwarm:
     # --- watching and disturbing
 
     def check(self) -> None:
-        """Raise DaemonDied if a daemon ended that nobody stopped or killed."""
+        """Raise DaemonDiedError if a daemon ended that nobody stopped or killed."""
         for daemon in self.daemons:
             if daemon.is_wanted and not daemon.is_running:
-                raise DaemonDied(daemon)
+                raise DaemonDiedError(daemon)
 
     def wait_until(
         self, condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S
     ) -> None:
-        """Poll until ``condition``; raise DaemonDied, or ResourceError after ``limit_s``."""
+        """Poll until ``condition``; raise DaemonDiedError, or ResourceError after ``limit_s``."""
         end = time.monotonic() + limit_s
         while not condition():
             self.check()

@@ -1,0 +1,192 @@
+"""`shoal demo`: a whole swarm on this computer trains a small model, and shows it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.interrupts import Interrupts
+from cli.options import DataOption, JsonOption
+from cli.output import say
+from cli.recipe import Recipe
+
+if TYPE_CHECKING:
+    from cli.live import Progress, Snapshot
+    from node.local_swarm import LocalSwarm
+    from node.status import StepStatus
+
+_POLL_S = 0.5
+_STALL_LIMIT_S = 600.0
+_INTERRUPTED = 130
+_DEFAULT = Recipe()
+
+
+def demo(
+    steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = _DEFAULT.steps,
+    stages: Annotated[int, typer.Option(help="Parts of the model.", min=1)] = _DEFAULT.stages,
+    holders: Annotated[int, typer.Option(help="Nodes per stage.", min=1, max=26)] = 2,
+    data_nodes: Annotated[int, typer.Option(help="Nodes that feed text.", min=1, max=64)] = 1,
+    layers: Annotated[int, typer.Option(help="Transformer layers.", min=1)] = _DEFAULT.layers,
+    width: Annotated[int, typer.Option(help="Channels between layers.")] = _DEFAULT.width,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = _DEFAULT.context,
+    quota: Annotated[int, typer.Option(help="Microbatches per step.")] = _DEFAULT.quota,
+    microbatch: Annotated[
+        int, typer.Option(help="Sequences per microbatch.")
+    ] = _DEFAULT.microbatch,
+    learning_rate: Annotated[
+        float, typer.Option(help="Peak learning rate of AdamW.")
+    ] = _DEFAULT.learning_rate,
+    wire_dtype: Annotated[
+        str, typer.Option(help="How activations cross: float32 or bfloat16.")
+    ] = _DEFAULT.wire_dtype,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = _DEFAULT.seed,
+    data: DataOption = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where logs and weights go; by default a new temporary directory.", file_okay=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small model on real text with a swarm of real nodes on this computer."""
+    recipe = Recipe(
+        name="demo",
+        layers=layers,
+        width=width,
+        context=context,
+        stages=stages,
+        holders=holders,
+        steps=steps,
+        quota=quota,
+        microbatch=microbatch,
+        learning_rate=learning_rate,
+        wire_dtype=wire_dtype,
+        seed=seed,
+    )
+    with Interrupts() as interrupts:
+        try:
+            _run(recipe, data_nodes, data or [], keep, interrupts, as_json=as_json)
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+def _run(
+    recipe: Recipe,
+    data_nodes: int,
+    data: Sequence[Path],
+    keep: Path | None,
+    interrupts: Interrupts,
+    *,
+    as_json: bool,
+) -> None:
+    from cli.summary import summarise
+    from node.local_swarm import LocalSwarm
+
+    root = keep or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
+    swarm = LocalSwarm(
+        root, recipe.manifest, holders=recipe.holders, data_nodes=data_nodes, data=data
+    )
+    interrupts.hurry = swarm.hurry
+    watch = Watch(swarm)
+    sample = ""
+    try:
+        sample = _train(swarm, watch, to_stderr=as_json)
+    except KeyboardInterrupt:
+        say("\nstopping; press Ctrl-C again to kill at once")
+        raise
+    finally:
+        swarm.stop()
+        num_leftover = len(swarm.leftovers())
+        if not watch.is_complete:
+            _tell_saved(swarm, watch)
+    summarise(swarm, watch, sample, num_leftover, as_json=as_json)
+
+
+class Watch:
+    """Collects what the swarm says of itself, from its start on."""
+
+    def __init__(self, swarm: LocalSwarm) -> None:
+        self._swarm = swarm
+        self._started = time.monotonic()
+        self._last_news = self._started
+        self.steps: list[StepStatus] = []
+        self.first_commit_s: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every step of the manifest is done."""
+        return len(self.steps) >= self._swarm.manifest.training.steps
+
+    def look(self) -> Snapshot:
+        """Ask every node; raise DaemonDiedError, or ResourceError if nothing happens for long."""
+        from cli.live import Snapshot
+        from protocol.errors import ResourceError
+
+        self._swarm.check()
+        now = time.monotonic()
+        nodes = [(daemon.name, daemon.status()) for daemon in self._swarm.daemons]
+        fresh = self._swarm.organiser.client.steps(self.steps[-1].step if self.steps else -1)
+        if fresh:
+            self._last_news = now
+            self.steps.extend(fresh)
+        elif now - self._last_news > _STALL_LIMIT_S:
+            raise ResourceError(
+                f"no step was finished for {_STALL_LIMIT_S:.0f} s",
+                f"The nodes' logs are under {self._swarm.root}.",
+            )
+        if self.first_commit_s is None and any(s and s.committed_total for _, s in nodes):
+            self.first_commit_s = now - self._started
+        total = self._swarm.manifest.training.steps
+        return Snapshot(tuple(self.steps), nodes, total, now - self._started)
+
+
+def _train(swarm: LocalSwarm, watch: Watch, *, to_stderr: bool) -> str:
+    """Start the swarm, follow it to the last step, and return a text that it wrote."""
+    from cli.live import Progress
+    from node.local_swarm import DaemonDiedError
+
+    with Progress(to_stderr=to_stderr) as progress:
+        try:
+            progress.tell(f"{swarm.num_nodes} nodes; logs and weights go to {swarm.root}")
+            swarm.start(progress.tell)
+            while not watch.is_complete:
+                progress.show(watch.look())
+                threading.Event().wait(_POLL_S)
+            progress.show(watch.look())
+            return _finish(swarm, progress)
+        except DaemonDiedError as death:
+            for line in death.daemon.last_lines():
+                progress.tell(f"{death.daemon.name}: {line}")
+            raise
+
+
+def _finish(swarm: LocalSwarm, progress: Progress) -> str:
+    """Wait until the weights are written; let the swarm write a little text."""
+    from protocol.errors import ShoalError
+
+    progress.tell("training is done; the swarm writes its weights and a sample")
+    swarm.wait_until(lambda: _has_saved(swarm), "the weights to be written")
+    try:
+        return swarm.organiser.client.generate("def ", 200)
+    except ShoalError as error:
+        progress.tell(f"no sample: {error.cause}")
+        return ""
+
+
+def _has_saved(swarm: LocalSwarm) -> bool:
+    return {path.parent.parent for path in swarm.saved()} >= {d.state_dir for d in swarm.daemons}
+
+
+def _tell_saved(swarm: LocalSwarm, watch: Watch) -> None:
+    """Say what an interrupted run leaves behind."""
+    say(f"{len(watch.steps)} of {swarm.manifest.training.steps} steps were done")
+    saved = swarm.saved()
+    say(f"weights: {len(saved)} files" if saved else "weights: none were written yet")
+    say(f"logs and keys: {swarm.root}")

@@ -1,0 +1,99 @@
+"""The `shoal` command: its options for all commands, and how an error reaches a person."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from cli import demo, inspection, membership, swarm
+from cli.output import say
+from protocol.errors import ResourceError, ShoalError
+
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+
+app = typer.Typer(
+    name="shoal",
+    help="Train one language model on many people's computers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("join")(membership.join)
+app.command("status")(inspection.status)
+app.command("peers")(inspection.peers)
+app.command("leave")(membership.leave)
+app.add_typer(swarm.app, name="swarm")
+app.add_typer(inspection.identity_app, name="identity")
+app.add_typer(inspection.config_app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shoal {version('shoal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+    _debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error, too.")
+    ] = False,
+) -> None:
+    """Train one language model on many people's computers."""
+
+
+def main() -> None:
+    """Run the command line; end the process with the error's exit status."""
+    words = sys.argv[1:]
+    # Whoever adds --debug to a failing line adds it at the end: take it from anywhere.
+    is_debug = "--debug" in words
+    sys.exit(run([word for word in words if word != "--debug"], is_debug=is_debug))
+
+
+def run(words: list[str], *, is_debug: bool = False) -> int:
+    """Run one command line and return its exit status; errors are told on stderr."""
+    try:
+        app(words, prog_name="shoal")
+    except SystemExit as end:  # typer ends every command with one
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # boundary: whatever it was, a person gets two lines
+        return _tell(error, is_debug)
+    return 0
+
+
+def _tell(error: Exception, is_debug: bool) -> int:
+    """Print the cause and the remedy of an error; return its exit status."""
+    if is_debug:
+        say(traceback.format_exc().rstrip())
+    known = _known(error)
+    say(f"error[{known.code}]: {known.cause}")
+    say(f"remedy: {known.hint}")
+    return known.exit_status
+
+
+def _known(error: Exception) -> ShoalError:
+    """Return the error in our words: the system's refusal is a resource, the rest a bug."""
+    if isinstance(error, ShoalError):
+        return error
+    if isinstance(error, OSError):
+        return ResourceError(str(error))
+    return ShoalError(f"{type(error).__name__}: {error}")
