@@ -28,6 +28,7 @@ from protocol.messages import (
     FetchState,
     Forward,
     Ledger,
+    Message,
     Redrive,
     Release,
     StepClose,
@@ -64,6 +65,11 @@ class MemberStep:
             self._inbox.send_nowait(item)
         except trio.WouldBlock:
             raise ProtocolViolation("more messages than this node can take") from None
+
+    def takes(self, message: Message) -> bool:
+        """Whether a message is of this step; who asks for a past state is told that it is gone."""
+        step = self.decision.step
+        return message.step == step or (isinstance(message, FetchState) and message.step < step)
 
     @property
     def prepared_digest(self) -> str | None:

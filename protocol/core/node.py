@@ -65,6 +65,8 @@ from protocol.routing import LoadAwareRouter, Router
 from protocol.step.decision import check_step_open
 
 EARLY_KEPT = 256
+SYNC_PAUSE_S = 0.2
+SYNC_PAUSE_LIMIT_S = 5.0
 FOR_AUTHORITIES = (Presence, Prepared, Applied, Suspect, Prepare, Promise, Accept, Accepted)
 
 
@@ -199,9 +201,6 @@ class NodeCore:
         elif isinstance(message, StateChunk):
             if self._joiner is not None:
                 self._joiner.deliver(envelope)
-        elif isinstance(message, FetchState):
-            if self.member is not None:
-                self.member.deliver(envelope)
         else:
             self._to_member(envelope)
 
@@ -219,11 +218,15 @@ class NodeCore:
             self._changed.notify()
 
     def _to_member(self, envelope: Envelope) -> None:
-        """Hand a message of the current step to it; keep what comes early, drop what is late."""
-        if self.member is not None and envelope.message.step == self.member.decision.step:
-            self.member.deliver(envelope)
-        elif self.decision is None or envelope.message.step > self.decision.step or (
-            envelope.message.step == self.decision.step and self.member is None
+        """Hand a message of the current step to it; keep what comes early, drop what is late.
+
+        A joiner that asks for the state of a past step is answered that it is gone.
+        """
+        message, member = envelope.message, self.member
+        if member is not None and member.takes(message):
+            member.deliver(envelope)
+        elif self.decision is None or message.step > self.decision.step or (
+            message.step == self.decision.step and member is None
         ):  # fmt: skip
             self._early.append(envelope)
 
@@ -413,7 +416,7 @@ class NodeCore:
     async def _fetch_with_pauses(self, decision: Decision) -> None:
         """Ask the holders again after a pause that doubles; never a hot loop."""
         assert self._joiner is not None
-        pause = 0.5
+        pause = SYNC_PAUSE_S
         while True:
             try:
                 await self._joiner.fetch(decision)
@@ -424,7 +427,7 @@ class NodeCore:
                 self._observer.event("state_transferred", step=decision.step)
                 return
             await trio.sleep(pause * (1 + self._rng.random()))
-            pause = min(pause * 2, self._settings.deadlines.request_s)
+            pause = min(pause * 2, SYNC_PAUSE_LIMIT_S)
 
     async def _give_up_when_stale(self, decision: Decision, scope: trio.CancelScope) -> None:
         while self.decision is not None and self.decision.step == decision.step:
