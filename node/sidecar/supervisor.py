@@ -20,6 +20,8 @@ from protocol.errors import SidecarError, Unreachable
 from protocol.keys import NodeKey, PeerId
 
 if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
     from protocol.ports import Observer
 
 R = TypeVar("R", bound=channel.Packet)
@@ -118,7 +120,7 @@ class Sidecar:
         self._doubt = reason
         self._doubted.set()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a side-car up until cancelled; raise SidecarError if the first does not start."""
         sweep()
         backoff_s, num_lives = _BACKOFF_FIRST_S, 0
@@ -138,7 +140,7 @@ class Sidecar:
             await trio.sleep(backoff_s * self._rng.uniform(0.5, 1.5))
             backoff_s = min(2 * backoff_s, _BACKOFF_LAST_S)
 
-    async def _live(self, task_status: trio.TaskStatus[None] | None) -> tuple[str, bool]:
+    async def _live(self, task_status: TaskStatus[None] | None) -> tuple[str, bool]:
         """Run one side-car to its end; return why it ended and whether it was ever up."""
         folder = make_folder()
         link = await Link.open()

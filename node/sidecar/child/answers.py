@@ -27,7 +27,7 @@ FAILURES = (
     P2PDaemonError, P2PHandlerError, ControlFailure, ProtocolViolation,
     OSError, EOFError, TimeoutError, ValueError,
 )  # fmt: skip
-_ALONE_RETRY_S = 2.0
+_PROBE_S = 2.0
 _REJOIN_S = 60.0
 # p2pd ends by itself if nobody talks to it this long after its start.
 _P2PD_IDLE_S = 10.0
@@ -164,15 +164,21 @@ class Answers:
         return channel.Confirmed(num_asked=len(answers), num_holding=num_holding)
 
     async def keep_joined(self) -> None:
-        """Call on bootstrap peers while alone, and now and then so that islands meet again."""
+        """Ping neighbours, so that dead ones leave the table; call on bootstrap peers while alone.
+
+        They are called on now and then in any case, so that islands meet again.
+        """
         last = -_REJOIN_S
-        while self._start.bootstrap:
-            if not self._num_neighbours or time.monotonic() - last > _REJOIN_S:
+        while True:
+            neighbours = self._node.protocol.routing_table.uid_to_peer_id
+            if neighbours:
+                await self._node.protocol.call_ping(random.choice([*neighbours.values()]))  # noqa: S311
+            if not neighbours or time.monotonic() - last > _REJOIN_S:
                 for address in self._start.bootstrap:
                     if await self._join(address):
                         break
                 last = time.monotonic()
-            await asyncio.sleep(_ALONE_RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311
+            await asyncio.sleep(_PROBE_S * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def _join(self, address: str) -> bool:
         try:
