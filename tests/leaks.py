@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
@@ -41,13 +42,24 @@ def end_new_processes(before: set[psutil.Process], mark: str) -> list[str]:
     new = our_processes(mark) - before
     if not new:
         return []
-    _, alive = psutil.wait_procs(list(new), timeout=GRACE_S)
+    psutil.wait_procs(_running(new), timeout=GRACE_S)
+    alive = _running(new)
     described = [_describe(process) for process in alive]
     for process in alive:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(alive, timeout=GRACE_S)
+    psutil.wait_procs(_running(alive), timeout=GRACE_S)
     return described
+
+
+def _running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Leave out zombies: they have ended, and init reaps orphans when it likes."""
+    running = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
+    return running
 
 
 def _describe(process: psutil.Process) -> str:
