@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +38,9 @@ class ControlClient:
 
     def __init__(self, state_dir: Path, timeout_s: float = Deadlines().control_s) -> None:
         self._state_dir = state_dir
+        self._socket = str(StatePaths(state_dir).socket)
         self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(StatePaths(state_dir).socket)),
+            transport=httpx.HTTPTransport(uds=self._socket),
             base_url="http://shoal",
             timeout=timeout_s,
         )
@@ -96,10 +98,17 @@ class ControlClient:
     ) -> httpx.Response:
         timeout = self._http.timeout if timeout_s is None else httpx.Timeout(timeout_s)
         with self._explained():
+            self._knock()
             answer = self._http.request(method, path, content=content, timeout=timeout)
         if answer.is_error:
             raise _error_of(answer)
         return answer
+
+    def _knock(self) -> None:
+        """Connect and hang up: httpcore leaks its socket when nobody listens."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(self._http.timeout.connect)
+            probe.connect(self._socket)
 
     def _parse(self, answer: httpx.Response, kind: type[T]) -> T:
         try:
@@ -114,12 +123,12 @@ class ControlClient:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except httpx.TimeoutException as error:
+        except (httpx.TimeoutException, TimeoutError) as error:
             raise Unreachable(
                 f"the daemon of {self._state_dir} does not answer",
                 "It may be overloaded or frozen; see its log.",
             ) from error
-        except httpx.TransportError as error:
+        except (httpx.TransportError, OSError) as error:
             raise Unreachable(
                 f"no daemon runs with {self._state_dir}",
                 "Start one with `shoal join INVITE`, or name its directory with --state.",
