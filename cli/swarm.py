@@ -99,6 +99,14 @@ def _read(file: Path) -> str:
         raise ConfigError(f"cannot read {file}: {error}", "Name a TOML file.") from error
 
 
+def _install(paths: StatePaths, file: Path) -> None:
+    """Make the signed manifest in ``file`` this node's; raise ConfigError."""
+    text = _read(file)
+    _refuse_trained(paths, SignedManifest.from_toml(text).verify())
+    paths.create()
+    paths.manifest.write_text(text)
+
+
 def _refuse_trained(paths: StatePaths, manifest: Manifest) -> None:
     """Raise ConfigError if another swarm's training began in this state directory."""
     if paths.steps.exists() and swarm_of(paths) not in (None, manifest.swarm_id):
@@ -130,6 +138,10 @@ def _tell(file: Path, manifest: Manifest, option: str, *, as_json: bool) -> None
 
 @app.command()
 def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[MANIFEST.toml]", help="By default the one created last."),
+    ] = None,
     data: DataOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -139,6 +151,8 @@ def run(
 ) -> None:
     """Run the organiser's node, data node and seed in one, until Ctrl-C; prints the invite."""
     paths = state_paths(state)
+    if file is not None:
+        _install(paths, file)
     if swarm_of(paths) is None:
         raise ConfigError(
             f"{paths.root} has no swarm", "Create one: `shoal swarm create manifest.toml`."

@@ -60,6 +60,7 @@ def launch_daemon(
     return subprocess.Popen(
         [
             sys.executable,
+            "-P",  # a folder named node where we happen to stand is not meant
             "-m",
             "node.main",
             "--state",
