@@ -194,9 +194,11 @@ class Metrics:
 
     def _remember_code(self, code: str) -> None:
         """An error was counted: keep the text of the event about it, if there was one."""
+        if code == OTHER:  # nothing that a person could look up
+            return
         last = self.last_problem
         is_told = last is not None and last.code == code
-        self._remember(code, last.text if last and is_told else _MEANINGS.get(code, ""))
+        self._remember(code, last.text if last and is_told else _MEANINGS[code])
 
     def _remember(self, code: str, text: str) -> None:
         self.last_problem = Problem(code=code, text=text[:500], at=time.time())

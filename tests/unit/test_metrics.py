@@ -172,7 +172,10 @@ def test_the_last_problem_is_remembered() -> None:
     assert "session" in metrics.last_problem.text
     metrics.event("weights_saved", path="x")
     assert metrics.last_problem.code == "peer_gone"
+    metrics.count("errors", code="something_else")
+    assert metrics.last_problem.code == "peer_gone"
     assert metrics.value("errors", code="unreachable") == 1
+    assert metrics.value("errors", code="other") == 1
 
 
 def test_the_log_is_json_of_the_owner_alone(tmp_path: Path) -> None:
