@@ -1,7 +1,8 @@
-"""What the pages tell a person to type exists: commands, flags, make targets, linked files."""
+"""What the pages name exists: commands, flags, make targets, linked files, places in sources."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 import typer.main
-from source_tree import ROOT
+from source_tree import ROOT, parse
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "shell", "console")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:\.venv/bin/)?(?:shoal|make) [^`\n]+)`")
+_PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -89,6 +91,31 @@ def test_commands_on_page_exist(page: Path) -> None:
 def test_links_on_page_lead_somewhere(page: Path) -> None:
     targets = _LINK.findall(page.read_text())
     assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_places_in_sources_exist(page: Path) -> None:
+    places = _PLACE.findall(page.read_text())
+    assert [f"{path}:{name}" for path, name in places if not _is_defined(path, name)] == []
+
+
+def _is_defined(path: str, name: str) -> bool:
+    """Whether a file defines ``function`` or ``Class.method``."""
+    if not (ROOT / path).is_file():
+        return False
+    body: list[ast.stmt] = parse(ROOT / path).tree.body
+    for part in name.split("."):
+        named = [node for node in body if getattr(node, "name", None) == part]
+        if not named:
+            return False
+        body = getattr(named[0], "body", [])
+    return True
+
+
+def test_a_place_that_is_gone_is_found() -> None:
+    assert _is_defined("protocol/deadlines.py", "Deadlines.scaled")
+    assert not _is_defined("protocol/deadlines.py", "Deadlines.stretched")
+    assert not _is_defined("protocol/dreadlines.py", "Deadlines")
 
 
 def test_readme_shows_the_two_commands() -> None:
