@@ -280,6 +280,14 @@ def start_attacker(bootstrap: list[str]) -> subprocess.Popen[str]:
     return process
 
 
+async def test_one_lie_does_not_hide_the_truth() -> None:
+    """Bad entries are dropped one by one; expiry and size limit are not the liar's to say."""
+    command = [sys.executable, "-P", str(HERE / "sidecar_lookup.py")]
+    done = await trio.run_process(command, capture_stdout=True)
+    truth = {"subkeys": ["a"], "lifetime": 60, "is_limited": False}
+    assert json.loads(done.stdout) == [truth, truth, None, None]
+
+
 IMPATIENT = Deadlines(sidecar_call_s=2.0, sidecar_start_s=60.0)
 
 
@@ -300,6 +308,8 @@ async def test_restart_heals(victim: str, fault: signal.Signals) -> None:
         second = Member(2, bootstrap=first.sidecar.addresses)
         await start(nursery, second)
         await first.registry.publish(first.record())
+        # Then it knows whom to call on after a restart, though its own list of seeds is empty.
+        await eventually(lambda: first.sidecar.num_neighbours, HEAL_S)
         before, addresses = first.processes(), first.sidecar.addresses
         assert [p.name() for p in before[1:]] == ["p2pd"]
         before[victim == "p2pd"].send_signal(fault)
