@@ -52,8 +52,28 @@ class StatePaths:
 
     @property
     def steps(self) -> Path:
-        """One JSON line per decision and per step; data nodes only."""
+        """One JSON line per finished step; data nodes only."""
         return self.root / "steps.jsonl"
+
+    @property
+    def decisions(self) -> Path:
+        """One JSON line per decision that the node obeyed."""
+        return self.root / "decisions.jsonl"
+
+    @property
+    def ballot(self) -> Path:
+        """What an authority promised and accepted; losing it may split the swarm."""
+        return self.root / "ballot.json"
+
+    @property
+    def peers(self) -> Path:
+        """Side-cars that were reachable, for the next start."""
+        return self.root / "peers.json"
+
+    @property
+    def invite(self) -> Path:
+        """The organiser's invite, while its node can be reached."""
+        return self.root / "invite"
 
     @property
     def weights(self) -> Path:

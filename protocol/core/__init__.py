@@ -1,6 +1,6 @@
 """One node, as the daemon and the simulator both run it: its coroutines over the ports."""
 
-from protocol.core.journal import Journal, MemoryJournal
+from protocol.core.journal import Journal, MemoryJournal, StepReport
 from protocol.core.node import NodeCore, NodeSettings
 
-__all__ = ["Journal", "MemoryJournal", "NodeCore", "NodeSettings"]
+__all__ = ["Journal", "MemoryJournal", "NodeCore", "NodeSettings", "StepReport"]

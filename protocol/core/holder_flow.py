@@ -87,7 +87,7 @@ class HolderFlow:
             message.work, message.path, message.purpose, message.target_stage, message.target
         )
         self._works[work.id] = work
-        ctx.observer.gauge("capacity_used", self.num_open)
+        ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
         keep = self._needs_backward(work)
         h_BTW = envelope.tensors[0]
         try:
@@ -228,7 +228,7 @@ class HolderFlow:
         if not await self._ctx.compute("commit", "update", lambda: self._commit_once(work)):
             return
         self._ctx.observer.count("microbatches_committed", stage=str(self._ctx.stage))
-        self._ctx.observer.gauge("capacity_used", self.num_open)
+        self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
         for other in [w for w in self._works.values() if _same_slot(w.id, work_id)]:
             if other is not work:
                 await self.on_release(other.id)
@@ -332,7 +332,7 @@ class HolderFlow:
         self._released.add(work.id)
         work.is_forgotten, work.is_over, work.is_pending = True, True, False
         work.output = None
-        self._ctx.observer.gauge("capacity_used", self.num_open)
+        self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
         await self._ctx.compute("commit", "update", lambda: self._ctx.state.discard(work.id))
 
 

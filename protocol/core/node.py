@@ -38,7 +38,6 @@ from protocol.messages import (
     Applied,
     Assign,
     Decision,
-    FetchState,
     Message,
     Prepare,
     Prepared,
@@ -155,6 +154,17 @@ class NodeCore:
         self._presence_due.notify()
         self._changed.notify()
 
+    async def wait_until_done(self) -> None:
+        """Return when the training has ended and this node holds the last state."""
+        await self._changed.until(
+            lambda: (
+                self.decision is not None
+                and self.decision.is_final
+                and self.ctx is not None
+                and self._holds_decided_state()
+            )
+        )
+
     async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
         """Run tokens through the swarm (data nodes only); None if it could not be done now."""
         member = self.member
@@ -234,7 +244,7 @@ class NodeCore:
         try:
             self._posts.send_nowait((peers, message))
         except trio.WouldBlock:  # all of it is soft state that is said again
-            self._observer.count("errors", code="outbox_full")
+            self._observer.count("errors", code="resource")
 
     async def _send_posted(self, nursery: trio.Nursery) -> None:
         async for peers, message in self._posted:
@@ -391,6 +401,7 @@ class NodeCore:
             )
         else:
             await ctx.compute("update", "update", ctx.state.reset)
+        self._changed.notify()
         if finished and isinstance(member.flow, DataFlow):
             self._journal.step_finished(step_report(ctx, member, member.flow))
         self._presence_due.notify()

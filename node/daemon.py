@@ -1,0 +1,308 @@
+"""One volunteer's daemon: puts the node core on its real ports and owns every task of it.
+
+run_daemon
+|- lifeline thread        ends the process when whoever started it is gone
+|- _heed_signals          first SIGTERM or SIGINT drains, the second stops at once
+|- Sidecar.run            the DHT, in a child process
+|- serve_control          the owner's API and /metrics
+|- Libp2pNetwork.run      sessions with peers
+|- watch, Registration.watch
+\\- NodeCore.run           returns when the node has left the swarm
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from node.assembly import Plan, frame_limits, make_stages, plan_memory, read_corpus
+from node.compute import ThreadRunner, use_threads
+from node.config import LoadedConfig
+from node.control import serve_control
+from node.facade import Facade, RunningNode
+from node.faults import faults_from
+from node.identity import load_or_create_key, sole_use
+from node.journal import FileJournal
+from node.logs import logging_to
+from node.metrics import Metrics
+from node.observer import DaemonObserver
+from node.paths import StatePaths
+from node.registration import Registration
+from node.sidecar.registry import SidecarRegistry
+from node.sidecar.supervisor import Sidecar, SidecarOptions
+from node.transport.network import Libp2pNetwork
+from node.transport.session import Heartbeat
+from node.watchdog import Progress, watch
+from protocol.core import NodeCore, NodeSettings
+from protocol.errors import ConfigError, ShoalError, Unreachable
+from protocol.invite import Invite
+from protocol.keys import NodeKey, PeerId
+from protocol.manifest import Manifest, SignedManifest
+from stages.data import Corpus
+from stages.export import save_stage
+from stages.state import TorchStageState
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+_LOOPBACK = "127.0.0.1"
+LOST_LIFELINE_STATUS = 70
+
+
+@dataclass
+class Daemon:
+    """The parts that exist from the start, before the swarm's manifest is known."""
+
+    paths: StatePaths
+    loaded: LoadedConfig
+    key: NodeKey
+    environment: Mapping[str, str]
+    invite: Invite | None
+    signed: SignedManifest | None
+    metrics: Metrics = field(default_factory=Metrics)
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        config = self.loaded.config
+        self.deadlines = config.deadlines
+        self.swarm = self.signed.manifest.swarm_id if self.signed else self._invited.swarm_id
+        self.journal = FileJournal(self.paths.ballot, self.paths.decisions, self.paths.steps)
+        self.registration = Registration(self.deadlines, self.metrics, time.time)
+        self.facade = Facade(
+            self.key, self.swarm, self.loaded, self.metrics, self.journal, self.progress,
+            self.registration,
+        )  # fmt: skip
+        self.observer = DaemonObserver(self.metrics, self.facade.note_commit)
+        self.rng = random.Random(secrets.randbits(64))  # noqa: S311 - jitter, not secrets
+        self.sidecar = Sidecar(
+            self.key, self._sidecar_options(), self.deadlines, self.observer, self.rng
+        )
+        self.registry = SidecarRegistry(self.sidecar, self.key, self.swarm)
+
+    @property
+    def _invited(self) -> Invite:
+        if self.invite is None:
+            raise ConfigError(
+                f"{self.paths.root} has neither a manifest nor an invite",
+                "Join with `shoal join INVITE`, or create a swarm with `shoal swarm create`.",
+            )
+        return self.invite
+
+    def _sidecar_options(self) -> SidecarOptions:
+        config = self.loaded.config
+        return SidecarOptions(
+            swarm=self.swarm,
+            listen=(f"/ip4/{config.listen_host}/tcp/{config.dht_port}",),
+            bootstrap=self.invite.seeds if self.invite else (),
+            maps_port=config.listen_host != _LOOPBACK,
+            peer_cache=self.paths.peers,
+        )
+
+    # --- running ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Live until the node has left the swarm or was told to stop."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._heed_signals, nursery.cancel_scope)
+            nursery.start_soon(watch, self.observer, self.progress)
+            await nursery.start(
+                serve_control, self.facade, self.metrics.exposition, self.paths.socket,
+                self.loaded.config.metrics_port,
+            )  # fmt: skip
+            await nursery.start(self.sidecar.run)
+            manifest = await self._learn_manifest()
+            await self._serve_swarm(manifest, nursery)
+            nursery.cancel_scope.cancel()
+
+    async def _learn_manifest(self) -> Manifest:
+        """Read the manifest from the state directory, or fetch it until a node has it."""
+        pause_s = self.deadlines.redial_backoff_s
+        while self.signed is None:
+            try:
+                self.signed = await self.registry.fetch_manifest()
+            except (Unreachable, ShoalError) as error:
+                self.observer.event("manifest_not_found", code=error.code, cause=error.cause,
+                                    next_try_s=round(pause_s, 1))  # fmt: skip
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self.deadlines.request_s)
+        self.paths.manifest.write_text(self.signed.to_toml())
+        return self.signed.manifest
+
+    async def _serve_swarm(self, manifest: Manifest, nursery: trio.Nursery) -> None:
+        config = self.loaded.config
+        use_threads(config.threads)
+        plan = plan_memory(manifest, config)
+        corpus = await trio.to_thread.run_sync(read_corpus, manifest, config)
+        network = Libp2pNetwork(
+            self.key, self.swarm, limits=frame_limits(manifest), observer=self.observer,
+            deadlines=self.deadlines, heartbeat=self._heartbeat,
+            on_heartbeat=self.registration.on_heartbeat, rng=self.rng,
+        )  # fmt: skip
+        await nursery.start(network.run, [f"/ip4/{config.listen_host}/tcp/{config.listen_port}"])
+        core = self._make_core(manifest, network, plan, corpus)
+        self.facade.running = RunningNode(manifest, network, core, corpus)
+        nursery.start_soon(
+            self.registration.watch, lambda: bool(network.connected()), self.sidecar.restart
+        )
+        nursery.start_soon(self._drain_when_told, core, nursery.cancel_scope)
+        nursery.start_soon(self._save_when_done, core, manifest)
+        if config.role == "organiser":
+            await self._open_to_volunteers(network)
+        self.observer.event("node_ready", peer=self.key.peer_id, capacity=plan.capacity,
+                            recompute=plan.recompute, needed_bytes=plan.needed_bytes)  # fmt: skip
+        await core.run()
+        await self._save(core, manifest)
+
+    def _make_core(
+        self, manifest: Manifest, network: Libp2pNetwork, plan: Plan, corpus: Corpus | None
+    ) -> NodeCore:
+        config = self.loaded.config
+        return NodeCore(
+            self.key,
+            manifest,
+            network=network,
+            registry=self.registry,
+            runner=ThreadRunner(self.observer),
+            make_stage=make_stages(manifest, plan.recompute, corpus),
+            journal=self.journal,
+            observer=self.observer,
+            faults=faults_from(self.environment),
+            rng=self.rng,
+            settings=NodeSettings(
+                stage=config.stage if config.role == "volunteer" else 0,
+                capacity=plan.capacity,
+                deadlines=self.deadlines,
+                addresses=lambda: tuple(network.addresses),
+                sidecar_id=self.sidecar.peer_id,
+                wall_clock=time.time,
+            ),
+        )
+
+    def _heartbeat(self, peer: PeerId) -> Heartbeat:
+        running = self.facade.running
+        core = running.core if running else None
+        record = core.discovery.known.get(peer) if core else None
+        return Heartbeat(
+            step=core.decision.step if core and core.decision else 0,
+            last_finished_s_ago=self.progress.age_s,
+            record_seen=record.sequence if record else 0,
+        )
+
+    async def _open_to_volunteers(self, network: Libp2pNetwork) -> None:
+        """Publish the manifest and write the invite: from now on others can join."""
+        assert self.signed is not None
+        await self.registry.publish_manifest(self.signed.to_toml())
+        invite = Invite(
+            swarm_id=self.swarm,
+            organiser=self.signed.manifest.organiser,
+            seeds=self.sidecar.addresses,
+            nodes=tuple(network.addresses),
+        )
+        draft = self.paths.invite.with_suffix(".new")
+        draft.write_text(invite.encode() + "\n")
+        draft.replace(self.paths.invite)
+
+    # --- ending ----------------------------------------------------------------------------
+
+    async def _heed_signals(
+        self,
+        scope: trio.CancelScope,
+        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """The first signal drains, the second stops at once."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self.facade.leaving.is_set() or self.facade.running is None:
+                    scope.cancel()
+                    return
+                self.facade.leaving.set()
+
+    async def _drain_when_told(self, core: NodeCore, scope: trio.CancelScope) -> None:
+        await self.facade.leaving.wait()
+        core.drain()
+        await trio.sleep(self.deadlines.drain_s)
+        self.observer.event("drain_timed_out")
+        scope.cancel()
+
+    async def _save_when_done(self, core: NodeCore, manifest: Manifest) -> None:
+        await core.wait_until_done()
+        await self._save(core, manifest)
+
+    async def _save(self, core: NodeCore, manifest: Manifest) -> None:
+        """Write this stage's weights, if it has learnt anything."""
+        ctx = core.ctx
+        if ctx is None or ctx.state.step == 0:
+            return
+        state = ctx.state
+        assert isinstance(state, TorchStageState)
+        try:
+            await ctx.runner.run(
+                "state", lambda: save_stage(state, manifest.model, self.paths.weights)
+            )
+        except OSError as error:
+            self.observer.event("weights_not_saved", code="resource", cause=str(error))
+            return
+        self.observer.event("weights_saved", step=state.step, stage=ctx.stage)
+
+
+def run_daemon(
+    paths: StatePaths, loaded: LoadedConfig, environment: Mapping[str, str], lifeline_fd: int | None
+) -> None:
+    """Run one daemon until it has left its swarm. Raises ShoalError for what the owner can mend."""
+    paths.create()
+    if lifeline_fd is not None:
+        threading.Thread(target=_hold_lifeline, args=(lifeline_fd,), daemon=True).start()
+    config = loaded.config
+    with sole_use(paths), logging_to(paths.log, config.log_level):
+        key = load_or_create_key(paths)
+        invite = Invite.decode(config.invite, time.time()) if config.invite else None
+        signed = _known_manifest(paths, invite)
+        daemon = Daemon(paths, loaded, key, environment, invite, signed)
+        try:
+            trio.run(daemon.run)
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from group
+        finally:
+            paths.invite.unlink(missing_ok=True)
+
+
+def _known_manifest(paths: StatePaths, invite: Invite | None) -> SignedManifest | None:
+    if not paths.manifest.exists():
+        return None
+    signed = SignedManifest.from_toml(paths.manifest.read_text())
+    signed.verify(invite.swarm_id if invite else None)
+    return signed
+
+
+def _hold_lifeline(descriptor: int) -> None:
+    """Whoever started us holds the other end; when it is gone, so are we, whatever we do."""
+    while os.read(descriptor, 1):
+        pass
+    os._exit(LOST_LIFELINE_STATUS)
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """A bug comes before a ShoalError, which comes before an interruption."""
+    leaves: list[BaseException] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        error = stack.pop()
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    logging.getLogger("shoal").debug("ended by %d errors", len(leaves))
+    bugs = [e for e in leaves if isinstance(e, Exception) and not isinstance(e, ShoalError)]
+    known = [e for e in leaves if isinstance(e, ShoalError)]
+    return (bugs or known or leaves)[0]

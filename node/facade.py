@@ -1,0 +1,192 @@
+"""What the daemon shows and lets its owner do: the control API's view of a running node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import trio
+
+from node.config import LoadedConfig
+from node.journal import FileJournal
+from node.metrics import Metrics
+from node.registration import Registration
+from node.status import NodeState, NodeStatus, PeerStatus, Setting, StepStatus
+from node.transport.network import Libp2pNetwork
+from node.watchdog import Progress
+from protocol.core import NodeCore, StepReport
+from protocol.errors import ConfigError, Unreachable
+from protocol.keys import NodeKey
+from protocol.manifest import Manifest
+from stages.data import Corpus
+
+RECENT_STEPS = 5
+TEMPERATURE = 0.8
+
+
+@dataclass
+class RunningNode:
+    """The parts of a node that exist once its swarm is known."""
+
+    manifest: Manifest
+    network: Libp2pNetwork
+    core: NodeCore
+    corpus: Corpus | None
+
+
+class Facade:
+    """Implements NodeFacade. Before the swarm is known it answers that the node is starting."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        swarm: str,
+        loaded: LoadedConfig,
+        metrics: Metrics,
+        journal: FileJournal,
+        progress: Progress,
+        registration: Registration,
+    ) -> None:
+        self._key, self._swarm, self._loaded = key, swarm, loaded
+        self._metrics, self._journal, self._progress = metrics, journal, progress
+        self._registration = registration
+        self._started_at = time.monotonic()
+        self.first_commit_s: float | None = None
+        self.running: RunningNode | None = None
+        self.leaving = trio.Event()
+
+    def note_commit(self) -> None:
+        """Remember how long the first commit took; every commit is progress."""
+        self._progress.mark()
+        if self.first_commit_s is None:
+            self.first_commit_s = time.monotonic() - self._started_at
+
+    # --- NodeFacade ------------------------------------------------------------------------
+
+    async def status(self) -> NodeStatus:
+        """Who this node is and how it fares."""
+        running, metrics = self.running, self._metrics
+        core = running.core if running else None
+        decision = core.decision if core else None
+        state = core.ctx.state if core and core.ctx else None
+        recent = list(self._journal.reports)[-RECENT_STEPS:]
+        return NodeStatus(
+            peer_id=self._key.peer_id,
+            swarm=self._swarm,
+            name=running.manifest.name if running else "",
+            role=self._loaded.config.role,
+            stage=core.ctx.stage if core and core.ctx else None,
+            step=decision.step if decision else 0,
+            term=decision.term if decision else 0,
+            state=self._state(core),
+            committed_last_hour=metrics.committed_last_hour,
+            committed_total=int(metrics.value("microbatches_committed")),
+            last_problem=metrics.last_problem,
+            loss=recent[-1].loss if recent else None,
+            validation_loss=_last_validation(self._journal.reports),
+            tokens_per_s=_rate(recent),
+            uptime_s=time.monotonic() - self._started_at,
+            registered=self._registration.is_registered,
+            sidecar_up=bool(metrics.value("sidecar_up")),
+            bytes_in=int(metrics.value("bytes", direction="in")),
+            bytes_out=int(metrics.value("bytes", direction="out")),
+            peers=len(running.network.connected()) if running else 0,
+            state_digest=state.digest if state else None,
+            state_bytes=int(metrics.value("state_bytes")),
+            seconds_to_first_commit=self.first_commit_s,
+            progress_age_s=self._progress.age_s,
+        )
+
+    async def peers(self) -> Sequence[PeerStatus]:
+        """The nodes that this one knows, from their records and its sessions."""
+        if self.running is None:
+            return []
+        core, network = self.running.core, self.running.network
+        sessions = {session.peer: session for session in network.peers()}
+        answers = []
+        for peer in sorted(set(core.discovery.known) | set(sessions)):
+            record, session = core.discovery.known.get(peer), sessions.get(peer)
+            rtt_s = network.rtt_s(peer)
+            heartbeat = session.heartbeat if session else None
+            answers.append(
+                PeerStatus(
+                    peer_id=peer,
+                    stage=record.stage if record and record.stage >= 0 else None,
+                    address=session.address if session else None,
+                    rtt_ms=None if rtt_s is None else round(rtt_s * 1000, 2),
+                    bytes_in=session.bytes_in if session else 0,
+                    bytes_out=session.bytes_out if session else 0,
+                    is_up=session is not None,
+                    step=heartbeat.step if heartbeat else None,
+                )
+            )
+        return answers
+
+    async def config(self) -> Sequence[Setting]:
+        """The settings in force."""
+        return [Setting(name=n, value=v, origin=o) for n, v, o in self._loaded.rows()]
+
+    async def leave(self) -> None:
+        """Begin to drain."""
+        self.leaving.set()
+
+    async def generate(self, prompt: str, num_tokens: int) -> str:
+        """Continue ``prompt`` token by token through the swarm (data nodes only)."""
+        running = self.running
+        if running is None or running.corpus is None:
+            raise ConfigError("only a data node can generate text", "Ask a data node.")
+        tokenizer = running.corpus.tokenizer
+        tokens = list(tokenizer.encode(prompt)) or [tokenizer.separator]
+        start, context = len(tokens), running.manifest.model.context
+        chance = torch.Generator().manual_seed(0)
+        for _ in range(num_tokens):
+            window = torch.tensor([tokens[-context:]], dtype=torch.int64)
+            logits = await running.core.next_logits(window)
+            if logits is None:
+                raise Unreachable("the swarm has no working path through all stages now")
+            chances = torch.softmax(logits[0].float() / TEMPERATURE, dim=-1)
+            tokens.append(int(torch.multinomial(chances, 1, generator=chance)))
+        return tokenizer.decode(tokens[start:])
+
+    async def steps(self, after: int) -> Sequence[StepStatus]:
+        """The recent steps above ``after``, oldest first (data nodes only)."""
+        return [_step_status(r) for r in self._journal.reports if r.step > after]
+
+    def _state(self, core: NodeCore | None) -> NodeState:
+        if core is None or core.ctx is None:
+            return "starting"
+        if core.is_draining:
+            return "draining"
+        if core.decision is not None and core.decision.is_final:
+            return "done"
+        if core.is_syncing:
+            return "syncing"
+        if not self._metrics.value("sidecar_up"):
+            return "degraded"
+        if core.member is not None:
+            return "training"
+        return "waiting" if self.running and self.running.network.connected() else "alone"
+
+
+def _last_validation(reports: Sequence[StepReport]) -> float | None:
+    losses = [r.validation_loss for r in reports if r.validation_loss is not None]
+    return losses[-1] if losses else None
+
+
+def _rate(reports: Sequence[StepReport]) -> float:
+    seconds = sum(r.seconds for r in reports)
+    return sum(r.tokens for r in reports) / seconds if seconds else 0.0
+
+
+def _step_status(report: StepReport) -> StepStatus:
+    return StepStatus(
+        step=report.step,
+        loss=report.loss,
+        validation_loss=report.validation_loss,
+        tokens=report.tokens,
+        seconds=report.seconds,
+        committed=len(report.entries),
+        reissued=report.reissued,
+    )

@@ -1,0 +1,57 @@
+"""Named points of the step at which a test may end this process, as a power cut would.
+
+``SHOAL_FAULT=after_commit@3`` kills the node with SIGKILL when it passes that point in step 3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.errors import ConfigError
+from protocol.ports import FaultPoints
+
+FAULT_VARIABLE = "SHOAL_FAULT"
+POINTS = frozenset(
+    {
+        "before_step", "after_forward", "after_input_gradient", "after_commit", "before_close",
+        "in_reconcile", "in_reduce", "after_prepared", "before_apply", "after_apply",
+        "in_state_transfer",
+    }
+)  # fmt: skip
+
+
+class NoFaults:
+    """What every node has outside of tests."""
+
+    async def reach(self, point: str, step: int) -> None:
+        """Go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillAt:
+    """Ends this process at a point of a step, without a chance to say goodbye."""
+
+    point: str
+    step: int
+
+    async def reach(self, point: str, step: int) -> None:
+        """Die here, or go on."""
+        if (point, step) == (self.point, self.step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def faults_from(environment: Mapping[str, str]) -> FaultPoints:
+    """Return what the environment asks for; raise ConfigError if it names no known point."""
+    text = environment.get(FAULT_VARIABLE)
+    if text is None:
+        return NoFaults()
+    point, _, step = text.partition("@")
+    if point not in POINTS or not step.isdigit():
+        raise ConfigError(
+            f"{FAULT_VARIABLE}={text!r} is not POINT@STEP",
+            f"Unset {FAULT_VARIABLE}; it is there for tests.",
+        )
+    return KillAt(point, int(step))

@@ -1,0 +1,77 @@
+"""The node's durable memory: an authority's ballot, and one line per decision and per step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from protocol.core.journal import StepReport
+from protocol.errors import ResourceError
+from protocol.messages import Decision, StepOpen
+
+REPORTS_KEPT = 4096
+
+
+class _Ballot(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    promised: int
+    accepted: StepOpen | None
+
+
+class FileJournal:
+    """Implements Journal on files of the state directory."""
+
+    def __init__(self, ballot: Path, decisions: Path, steps: Path) -> None:
+        self._ballot, self._decisions, self._steps = ballot, decisions, steps
+        self.reports: deque[StepReport] = deque(maxlen=REPORTS_KEPT)
+
+    def save_ballot(self, promised: int, accepted: StepOpen | None) -> None:
+        """Write and sync before returning: what was promised must survive a power cut."""
+        draft = self._ballot.with_suffix(".new")
+        text = _Ballot(promised=promised, accepted=accepted).model_dump_json()
+        try:
+            with draft.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._ballot)
+        except OSError as error:
+            raise _cannot_write(self._ballot, error) from error
+
+    def load_ballot(self) -> tuple[int, StepOpen | None]:
+        """Return what was saved last; raise ResourceError if the file is damaged."""
+        if not self._ballot.exists():
+            return 0, None
+        try:
+            ballot = _Ballot.model_validate_json(self._ballot.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ResourceError(
+                f"{self._ballot} cannot be read", "Restore it from a backup of the state directory."
+            ) from error
+        return ballot.promised, ballot.accepted
+
+    def decided(self, decision: Decision) -> None:
+        """Append the decision."""
+        self._append(self._decisions, decision.model_dump_json())
+
+    def step_finished(self, report: StepReport) -> None:
+        """Append the step and keep it for ``status``."""
+        self.reports.append(report)
+        self._append(self._steps, json.dumps(report.model_dump(mode="json")))
+
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            with path.open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"cannot write {path}: {error.strerror}", "Free disk space or make the directory writable."
+    )

@@ -1,0 +1,36 @@
+"""``python -m node.main --state DIR``: one daemon in the foreground, for the CLI and for tests."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from node.config import load_config
+from node.daemon import run_daemon
+from node.paths import state_paths
+from protocol.errors import ShoalError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the daemon of a state directory; return its exit status."""
+    parser = argparse.ArgumentParser(prog="node.main", description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--lifeline-fd", type=int, default=None)
+    parser.add_argument("--debug", action="store_true")
+    options = parser.parse_args(arguments)
+    paths = state_paths(options.state)
+    try:
+        run_daemon(paths, load_config(paths.config), os.environ, options.lifeline_fd)
+    except ShoalError as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"error[{error.code}]: {error.cause}\nremedy: {error.hint}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
