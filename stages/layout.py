@@ -1,8 +1,9 @@
 """Where each parameter of a stage lies in its flat fp32 buffer.
 
-Parameters carry Hugging Face's Llama names, so that export is a rename of nothing. Those that
-multiply the same input are neighbours, and together one *leaf*: the matrix that autograd sees.
-One product of a tall matrix is faster than three of short ones, and views cost nothing.
+Parameters carry Hugging Face's Llama names, so that export renames nothing. A *leaf* is what
+autograd sees: one parameter, or the query, key and value projections as one tall matrix, whose
+single product is faster than three. Gate and up stay apart: their halves of one product would
+have to be joined again in the backward pass, which costs more than it saves.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Layout:
 
 
 def layer_leaves(model: ModelSpec, layer: int) -> tuple[tuple[Parameter, ...], ...]:
-    """Return the four leaves of one transformer block: qkv, output, gate and up, down."""
+    """Return the five leaves of one transformer block: qkv, output, gate, up, down."""
     width, hidden, kv_width = model.width, model.feed_forward, model.kv_heads * model.head_width
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
     return (
@@ -78,10 +79,8 @@ def layer_leaves(model: ModelSpec, layer: int) -> tuple[tuple[Parameter, ...], .
             Parameter(f"{attention}.v_proj.weight", kv_width, width),
         ),
         (Parameter(f"{attention}.o_proj.weight", width, width, is_residual=True),),
-        (
-            Parameter(f"{mlp}.gate_proj.weight", hidden, width),
-            Parameter(f"{mlp}.up_proj.weight", hidden, width),
-        ),
+        (Parameter(f"{mlp}.gate_proj.weight", hidden, width),),
+        (Parameter(f"{mlp}.up_proj.weight", hidden, width),),
         (Parameter(f"{mlp}.down_proj.weight", width, hidden, is_residual=True),),
     )
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812  the name that every reader of tor
 from protocol.manifest import ModelSpec
 
 Tensor = torch.Tensor
-LEAVES_PER_LAYER = 4
+LEAVES_PER_LAYER = 5
 
 
 class RotaryTable(NamedTuple):
@@ -63,10 +63,9 @@ def attend(x_BTW: Tensor, qkv_GDW: Tensor, model: ModelSpec, table: RotaryTable)
     return mixed_BHTD.transpose(1, 2).flatten(2)
 
 
-def feed_forward(x_BTW: Tensor, gate_up_2FW: Tensor, down_WF: Tensor) -> Tensor:
+def feed_forward(x_BTW: Tensor, gate_FW: Tensor, up_FW: Tensor, down_WF: Tensor) -> Tensor:
     """SwiGLU: down(silu(gate x) * up x)."""
-    gate_BTF, up_BTF = F.linear(x_BTW, gate_up_2FW).chunk(2, dim=-1)
-    return F.linear(F.silu(gate_BTF) * up_BTF, down_WF)
+    return F.linear(F.silu(F.linear(x_BTW, gate_FW)) * F.linear(x_BTW, up_FW), down_WF)
 
 
 def norm(h_BTW: Tensor, model: ModelSpec) -> Tensor:
@@ -77,11 +76,11 @@ def norm(h_BTW: Tensor, model: ModelSpec) -> Tensor:
 def run_blocks(
     h_BTW: Tensor, leaves: Sequence[Tensor], model: ModelSpec, table: RotaryTable
 ) -> Tensor:
-    """Run consecutive blocks; ``leaves`` holds qkv, output, gate-and-up and down of each."""
+    """Run consecutive blocks; ``leaves`` holds qkv, output, gate, up and down of each."""
     for first in range(0, len(leaves), LEAVES_PER_LAYER):
-        qkv, output, gate_up, down = leaves[first : first + LEAVES_PER_LAYER]
+        qkv, output, gate, up, down = leaves[first : first + LEAVES_PER_LAYER]
         h_BTW = h_BTW + F.linear(attend(norm(h_BTW, model), qkv, model, table), output)
-        h_BTW = h_BTW + feed_forward(norm(h_BTW, model), gate_up, down)
+        h_BTW = h_BTW + feed_forward(norm(h_BTW, model), gate, up, down)
     return h_BTW
 
 

@@ -9,6 +9,7 @@ worker calls.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -66,7 +67,7 @@ class _Sum:
             self._views[leaf].index_add_(0, rows, values)
 
 
-class TorchStageState:
+class TorchStageState(ABC):
     """The state of one stage of a swarm, at step 0 when made. Implements StageState."""
 
     def __init__(self, manifest: Manifest, stage: int) -> None:
@@ -226,11 +227,14 @@ class TorchStageState:
     def _sent(self, x_BTW: Tensor) -> Tensor:
         return x_BTW.detach().to(self._wire_dtype)
 
+    @abstractmethod
     def _work_bytes(self) -> int:
-        raise NotImplementedError
+        """Memory held between the passes of microbatches in flight."""
 
+    @abstractmethod
     def _drop_work(self, key: WorkKey) -> None:
-        raise NotImplementedError
+        """Forget what one microbatch's passes left, if anything."""
 
+    @abstractmethod
     def _drop_all_work(self) -> None:
-        raise NotImplementedError
+        """Forget what all passes left."""
