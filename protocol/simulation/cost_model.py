@@ -94,6 +94,14 @@ class CostModelStage(CountedStage):
         """The same for held-out data."""
         return self.embed(key, -1, index)
 
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Return a tensor [B, 1, 1] of slot 0."""
+        return torch.zeros(len(tokens_BT), 1, 1)
+
+    def logits(self, h_BTW: Tensor) -> Tensor:
+        """Return logits [B, V] without preference."""
+        return torch.zeros(len(h_BTW), self.manifest.model.vocabulary)
+
     def loss(self, key: WorkKey, h_BTW: Tensor) -> float:
         """Return a loss that falls with the steps taken."""
         self._slots.pop(key)

@@ -98,7 +98,7 @@ def random_script(
     num_steps: int,
     *,
     actions: Sequence[Action] = ACTIONS,
-    max_faults: int = 3,
+    max_faults: int = 4,
     longest_s: float = 15.0,
 ) -> tuple[Fault, ...]:
     """Draw 1 to ``max_faults`` faults at points (one in five at a time instead)."""
@@ -118,8 +118,8 @@ def _random_fault(
         node=rng.randrange(num_nodes),
         point=None if is_timed else rng.choice(POINTS),
         step=rng.randrange(num_steps),
-        occurrence=1 if rng.random() < 0.7 else rng.randint(2, 4),
-        at_s=rng.uniform(0, 20),
+        occurrence=1 if rng.random() < 0.8 else 2,
+        at_s=rng.uniform(0, 6),
         duration_s=rng.uniform(0.1, longest_s),
         amount=rng.uniform(2, 20) if action == "slow" else rng.uniform(0.05, 2),
         allies=allies if action == "partition" and rng.random() < 0.5 else (),

@@ -152,7 +152,7 @@ class VirtualNetwork:
         if self.is_cut(*pair) or target.host.is_frozen or origin.host.is_frozen:
             rest_s = max(0.0, self.deadlines.dial_s - took_s)
             self.timeline.after(rest_s, partial(self._refuse, pair, "it did not answer"))
-        elif not (target.host.is_alive and self._nodes[origin.peer_id] is origin):
+        elif not (target.host.is_alive and origin.host.is_alive):
             self._refuse(pair, "it is gone")
         else:
             session = Session((origin.peer_id, peer))

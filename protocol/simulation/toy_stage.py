@@ -60,6 +60,20 @@ class ToyEdgeStage(CountedStage):
         """Draw and embed a held-out microbatch [B, T, W]."""
         return self.embed(key, -1, index)
 
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Embed tokens as numbers in 0..1, the same in every channel [B, T, W]."""
+        model = self.manifest.model
+        x_BT1 = tokens_BT.double().unsqueeze(-1) / model.vocabulary
+        x_BTC = x_BT1.expand(-1, -1, model.width - 1)
+        return with_slot(toy_math.embed(self._state.weights_P, x_BTC), 0)
+
+    def logits(self, h_BTW: Tensor) -> Tensor:
+        """Return logits [B, V] that favour the token nearest to the mean prediction."""
+        u_C = self._state.weights_P.chunk(2)[1]
+        predicted_B1 = (u_C * h_BTW[:, -1, :-1].double()).mean(-1, keepdim=True)
+        vocabulary = self.manifest.model.vocabulary
+        return -(torch.arange(vocabulary) / vocabulary - predicted_B1).abs().float()
+
     def loss(self, key: WorkKey, h_BTW: Tensor) -> float:
         """Return the loss and forget the microbatch."""
         _, target_BTC, _ = self._drawn.pop(key)

@@ -186,3 +186,10 @@ def test_the_cost_model_weighs_the_real_tensors() -> None:
     weights = 2 * 4 * (4 + 4) + 3 * 4 * 4
     assert costs.stage_weights == weights
     assert costs.size_of(part, [torch.zeros(QUOTA // 2)]) == weights * 4 // 2
+
+
+@pytest.mark.parametrize("make", [toy_stage, CostModelStage])
+def test_tokens_give_logits(make) -> None:
+    edge, block = make(MANIFEST, 0), make(MANIFEST, 1)
+    h = block.forward("k", edge.embed_tokens(torch.zeros(3, 2, dtype=torch.long)), keep=False)
+    assert edge.logits(h).shape == (3, 256)

@@ -1,0 +1,58 @@
+"""Random faults: the swarm keeps exactly-once and the law, or pauses; never two sides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from simulated_swarms import toy_swarm
+
+from protocol.simulation.checks import check_exactly_once, check_law, check_shares
+from protocol.simulation.faults import POINTS, Fault, random_script
+from protocol.simulation.world import Result
+
+NUM_NODES = 8  # data nodes 0 and 1, stage 1: 2 to 4, stage 2: 5 to 7
+STEPS = 4
+QUICK, MANY = 100, 1000
+
+
+def play(script: tuple[Fault, ...], seed: int = 0, limit_s: float = 300.0) -> Result:
+    """Run a swarm under a script and check all that must hold whatever happens."""
+    authorities = 1 if seed % 2 else 2
+    simulation = toy_swarm(steps=STEPS, quota=6, seed=seed, faults=script, authorities=authorities)
+    result = simulation.run(limit_s)
+    check_law(simulation.manifest.manifest, result.moves, result.messages["step_close"])
+    check_shares(check_exactly_once(result.moves), result.decisions)
+    assert [node.failure for node in result.nodes if node.failure] == []
+    return result
+
+
+def random_run(seed: int) -> Result:
+    return play(random_script(Random(seed), NUM_NODES, STEPS), seed)
+
+
+@pytest.mark.parametrize("seed", range(QUICK))
+def test_random_faults(seed: int) -> None:
+    random_run(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(QUICK, QUICK + MANY))
+def test_many_random_faults(seed: int) -> None:
+    random_run(seed)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("node", [1, 3, 6])
+@pytest.mark.parametrize("action", ["kill", "freeze"])
+def test_one_node_lost_at_a_point_never_stops_the_swarm(action: str, node: int, point: str) -> None:
+    fault = Fault(action, node, point, step=1, duration_s=20.0, replace_after_s=2.0)
+    result = play((fault,), seed=1)
+    assert result.is_finished
+
+
+def test_random_scripts_reach_their_points() -> None:
+    """Scripts that never strike would prove nothing."""
+    struck = Counter(f.action for seed in range(12) for f in random_run(seed).struck)
+    assert len(struck) >= 4
