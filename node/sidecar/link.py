@@ -18,8 +18,8 @@ from protocol.errors import SidecarError
 
 R = TypeVar("R", bound=channel.Packet)
 
-_END_GRACE_S = 2.0
 _QUEUE = 64
+_LAST_WORDS_S = 0.1
 
 
 class Link:
@@ -32,6 +32,7 @@ class Link:
         self._outbox, self._outgoing = trio.open_memory_channel[bytes](_QUEUE)
         self._last_words: deque[str] = deque(maxlen=1)
         self._is_ended = False
+        self._is_killed = False
 
     @classmethod
     async def open(cls) -> Link:
@@ -85,10 +86,9 @@ class Link:
                 nursery.start_soon(self._read)
                 nursery.start_soon(self._listen)
                 await self._process.wait()
-                # p2pd would hold stderr open; and what the child said last is worth a moment.
                 self._kill_group()
-                with trio.move_on_after(0.1):
-                    await trio.sleep_forever()
+                # What the child said last is worth a moment.
+                await trio.sleep(_LAST_WORDS_S)
                 nursery.cancel_scope.cancel()
         finally:
             self._is_ended = True
@@ -98,19 +98,21 @@ class Link:
         return self._epitaph
 
     async def close(self) -> None:
-        """End the child and its p2pd, by request if it listens and by force if not."""
+        """End the child and its p2pd, by force: they hold nothing that would be worth a goodbye."""
+        self._kill_group()
         with trio.CancelScope(shield=True):
+            await self._process.wait()
             for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if stream is not None:
                     await stream.aclose()
-            with trio.move_on_after(_END_GRACE_S):
-                await self._process.wait()
-            self._kill_group()
-            await self._process.wait()
         self._outbox.close()
         self._outgoing.close()
 
     def _kill_group(self) -> None:
+        """Kill once: after the process is reaped, its number may become another's."""
+        if self._is_killed:
+            return
+        self._is_killed = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -143,7 +143,18 @@ class Sidecar:
     async def _live(self, task_status: TaskStatus[None] | None) -> tuple[str, bool]:
         """Run one side-car to its end; return why it ended and whether it was ever up."""
         folder = make_folder()
-        link = await Link.open()
+        try:
+            link = await Link.open()
+        except OSError as error:
+            return f"the side-car could not be started: {error}", False
+        else:
+            return await self._run(link, folder, task_status)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _run(
+        self, link: Link, folder: str, task_status: TaskStatus[None] | None
+    ) -> tuple[str, bool]:
         causes: list[str] = []
         was_up = False
 
@@ -168,7 +179,6 @@ class Sidecar:
         finally:
             self._go_down()
             await link.close()
-            shutil.rmtree(folder, ignore_errors=True)
         return causes[0], was_up
 
     async def _start(self, link: Link, folder: str) -> None:
