@@ -132,7 +132,7 @@ class Watch:
         self._swarm.check()
         now = time.monotonic()
         nodes = [(daemon.name, daemon.status()) for daemon in self._swarm.daemons]
-        fresh = self._swarm.organiser.client.steps(self.steps[-1].step if self.steps else -1)
+        fresh = self._swarm.organiser.steps(self.steps[-1].step if self.steps else -1)
         if fresh:
             self._last_news = now
             self.steps.extend(fresh)

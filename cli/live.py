@@ -61,7 +61,7 @@ class Progress:
 
     def tell(self, line: str) -> None:
         """Say one line, above the table if there is one."""
-        self._console.print(line, markup=False, highlight=False)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, snapshot: Snapshot) -> None:
         """Show what changed."""

@@ -30,7 +30,7 @@ from node.config import ENV_PREFIX, NodeConfig, write_config
 from node.identity import load_or_create_key
 from node.launch import Lifeline, launch_daemon
 from node.paths import StatePaths
-from node.status import NodeStatus
+from node.status import NodeStatus, StepStatus
 from protocol.errors import ResourceError, ShoalError
 from protocol.keys import PeerId
 from protocol.manifest import Manifest, SignedManifest, sign
@@ -79,6 +79,13 @@ class Daemon:
             return self.client.status()
         except ShoalError:
             return None
+
+    def steps(self, after: int = -1) -> list[StepStatus]:
+        """Return the finished steps above ``after`` that a data node tells; none if it is busy."""
+        try:
+            return self.client.steps(after)
+        except ShoalError:
+            return []
 
     def last_lines(self, count: int = 15) -> list[str]:
         """Return the end of the daemon's output."""

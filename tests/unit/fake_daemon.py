@@ -45,6 +45,15 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
+def fake_path(folder: Path) -> str:
+    """Return a PYTHONPATH under which ``python -m node.main`` is this file."""
+    package = folder / "fake" / "node"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "main.py").symlink_to(__file__)
+    return str(package.parent)
+
+
 def watch(lifeline: int) -> None:
     """End the process when the pipe ends."""
     os.read(lifeline, 1)

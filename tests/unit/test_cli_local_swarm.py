@@ -11,23 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_daemon import fake_path
 
 from cli.recipe import Recipe
 from node.local_swarm import DaemonDiedError, LocalSwarm
 from protocol.errors import ResourceError
 from protocol.manifest import SignedManifest
 
-FAKE = Path(__file__).with_name("fake_daemon.py")
-
 
 @pytest.fixture
 def fake(tmp_path: Path) -> dict[str, str]:
     """The environment in which ``python -m node.main`` is the fake daemon."""
-    package = tmp_path / "fake" / "node"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "main.py").symlink_to(FAKE)
-    return {"PYTHONPATH": str(package.parent)}
+    return {"PYTHONPATH": fake_path(tmp_path)}
 
 
 @pytest.fixture
@@ -62,9 +57,7 @@ def test_starts_every_node_with_its_role_and_stage(swarm: LocalSwarm) -> None:
     assert "stage = 2" in joined
 
 
-def test_a_daemon_that_dies_is_named_with_its_output(
-    tmp_path: Path, fake: dict[str, str]
-) -> None:
+def test_a_daemon_that_dies_is_named_with_its_output(tmp_path: Path, fake: dict[str, str]) -> None:
     environment = {**fake, "SHOAL_FAKE": "dies"}
     with (
         LocalSwarm(tmp_path / "s", Recipe().manifest, environment=environment) as swarm,
