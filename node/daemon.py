@@ -115,6 +115,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._heed_signals, nursery.cancel_scope)
             nursery.start_soon(watch, self.observer, self.progress)
+            nursery.start_soon(self._measure)
             await nursery.start(
                 serve_control, self.facade, self.metrics.exposition, self.paths.socket,
                 self.loaded.config.metrics_port,
@@ -211,6 +212,19 @@ class Daemon:
         draft = self.paths.invite.with_suffix(".new")
         draft.write_text(invite.encode() + "\n")
         draft.replace(self.paths.invite)
+
+    async def _measure(self) -> None:
+        """Keep the gauges that no single event sets."""
+        while True:
+            running = self.facade.running
+            if running is not None:
+                self.observer.gauge("peers", len(running.network.connected()))
+                state = running.core.ctx.state if running.core.ctx else None
+                if isinstance(state, TorchStageState):
+                    self.observer.gauge("state_bytes", state.state_bytes)
+                    self.observer.gauge("gradient_norm", state.gradient_norm)
+                    self.observer.gauge("update_norm", state.update_norm)
+            await trio.sleep(self.deadlines.heartbeat_s)
 
     # --- ending ----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import os
 from collections import deque
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import msgpack
+from pydantic import BaseModel, ConfigDict
 
 from protocol.core.journal import StepReport
 from protocol.errors import ResourceError
@@ -32,10 +33,11 @@ class FileJournal:
     def save_ballot(self, promised: int, accepted: StepOpen | None) -> None:
         """Write and sync before returning: what was promised must survive a power cut."""
         draft = self._ballot.with_suffix(".new")
-        text = _Ballot(promised=promised, accepted=accepted).model_dump_json()
+        # not JSON: the votes in it are signatures, which are bytes
+        data = msgpack.packb(_Ballot(promised=promised, accepted=accepted).model_dump())
         try:
-            with draft.open("w") as file:
-                file.write(text)
+            with draft.open("wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self._ballot)
@@ -47,8 +49,8 @@ class FileJournal:
         if not self._ballot.exists():
             return 0, None
         try:
-            ballot = _Ballot.model_validate_json(self._ballot.read_bytes())
-        except (OSError, ValidationError) as error:
+            ballot = _Ballot.model_validate(msgpack.unpackb(self._ballot.read_bytes()))
+        except (OSError, ValueError, msgpack.UnpackException) as error:
             raise ResourceError(
                 f"{self._ballot} cannot be read", "Restore it from a backup of the state directory."
             ) from error

@@ -63,7 +63,7 @@ class StatePaths:
     @property
     def ballot(self) -> Path:
         """What an authority promised and accepted; losing it may split the swarm."""
-        return self.root / "ballot.json"
+        return self.root / "ballot"
 
     @property
     def peers(self) -> Path:

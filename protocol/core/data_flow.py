@@ -14,7 +14,7 @@ import trio
 
 from protocol.core.context import Context
 from protocol.core.signal import Signal
-from protocol.errors import NonFinite
+from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
     Backward,
@@ -223,9 +223,8 @@ class DataFlow:
         proceed = self._end_forward_only if flow.purpose == "eval" else self._turn_round
         try:
             await proceed(flow, envelope.tensors[0])
-        except NonFinite as error:
-            self._ctx.observer.count("errors", code=error.code)
-            flow.settle(f"{error.cause} from {flow.path[-1]}")
+        except (NonFinite, ProtocolViolation) as error:
+            self._refuse(flow, error, envelope.sender)
 
     async def _turn_round(self, flow: Flow, h_BTW: Tensor) -> None:
         """Compute the loss and send its gradient back to the last holder."""
@@ -274,11 +273,16 @@ class DataFlow:
         g_BTW = envelope.tensors[0]
         try:
             await ctx.compute("backward", "edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
-        except NonFinite as error:
-            ctx.observer.count("errors", code=error.code)
-            flow.settle(f"{error.cause} from {envelope.sender}")
+        except (NonFinite, ProtocolViolation) as error:
+            self._refuse(flow, error, envelope.sender)
             return
         flow.settle()
+
+    def _refuse(self, flow: Flow, error: NonFinite | ProtocolViolation, sender: PeerId) -> None:
+        self._ctx.observer.count("errors", code=error.code)
+        cause = f"{error.cause}, sent by {sender}"
+        self._ctx.observer.event("tensor_refused", code=error.code, cause=cause)
+        flow.settle(cause)
 
     def on_failed(self, message: Failed) -> None:
         """A holder says that this try cannot go on."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import trio
 
 from protocol.core.context import Context
-from protocol.errors import NonFinite
+from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
     Backward,
@@ -94,8 +94,8 @@ class HolderFlow:
             work.output = await ctx.compute(
                 "forward", "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
             )
-        except NonFinite as error:
-            await self._refuse(work, error)
+        except (NonFinite, ProtocolViolation) as error:
+            await self._refuse(work, error, envelope.sender)
             return
         await ctx.faults.reach("after_forward", message.step)
         if work.id in self._released:
@@ -189,8 +189,8 @@ class HolderFlow:
             work.gradient = await ctx.compute(
                 "backward", "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
             )
-        except NonFinite as error:
-            await self._refuse(work, error)
+        except (NonFinite, ProtocolViolation) as error:
+            await self._refuse(work, error, envelope.sender)
             return
         if work.id in self._released:
             await self._forget(work)
@@ -312,9 +312,14 @@ class HolderFlow:
         else:
             self._ctx.state.discard(work_id)
 
-    async def _refuse(self, work: Work, error: NonFinite) -> None:
+    async def _refuse(
+        self, work: Work, error: NonFinite | ProtocolViolation, sender: PeerId
+    ) -> None:
+        """The microbatch is tried elsewhere, and the first peer that sent such a tensor is named."""
         self._ctx.observer.count("errors", code=error.code)
-        self._ctx.observer.event("tensor_refused", cause=error.cause, peer=work.previous)
+        self._ctx.observer.event(
+            "tensor_refused", code=error.code, cause=f"{error.cause}, sent by {sender}"
+        )
         await self._report_failure(work, error.cause)
 
     async def _report_failure(self, work: Work, reason: str) -> None:

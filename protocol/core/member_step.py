@@ -16,7 +16,7 @@ from protocol.core.data_flow import DataFlow
 from protocol.core.holder_flow import HolderFlow
 from protocol.core.repair import Repair
 from protocol.core.transfer import Donor
-from protocol.errors import PeerError, ProtocolViolation
+from protocol.errors import NumericsError, PeerError, ProtocolViolation
 from protocol.messages import (
     Backward,
     Boundary,
@@ -181,9 +181,14 @@ class MemberStep:
                 await trio.sleep_forever()
 
     async def _closing_guarded(self, decision: Decision) -> None:
-        """A peer's fault ends this try at closing; the authorities answer it with a new term."""
+        """A peer's fault ends this try at closing; the authorities answer it with a new term.
+
+        A gradient that is not finite has no remedy here: the step stays open and status says why.
+        """
         try:
             await self._closing.run(decision)
-        except PeerError as error:
+        except (PeerError, NumericsError) as error:
             self._ctx.observer.count("errors", code=error.code)
-            self._ctx.observer.event("closing_failed", step=decision.step, cause=error.cause)
+            self._ctx.observer.event(
+                "closing_failed", code=error.code, step=decision.step, cause=error.cause
+            )
