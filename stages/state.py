@@ -111,6 +111,11 @@ class TorchStageState(ABC):
         return self._layout.num_elements
 
     @property
+    def state_bytes(self) -> int:
+        """Memory of the state itself: weights and moments, current and next, in bytes."""
+        return self._current.data.nbytes + self._other.data.nbytes
+
+    @property
     def bytes_kept(self) -> int:
         """Memory held for microbatches in flight and for gradient sums, in bytes.
 
