@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -17,24 +18,45 @@ KEPT_BY_LIBRARIES = ("/dev/", "/proc/", "/sys/", "/usr/", "/memfd:")
 OpenFile = tuple[int, str]
 
 
+# By mark: processes whose environment was read and lacks it. Reading all each time takes too long.
+_strangers: dict[str, set[int]] = {}
+
+
 def our_processes(mark: str) -> set[psutil.Process]:
-    """Return the descendants of this process, and orphans that carry ``mark`` in their environment.
+    """Return this process's children, and all processes with ``mark`` in their environment.
 
     A child of a killed daemon hangs under init: only its environment tells whose it is.
     """
-    return set(psutil.Process().children(recursive=True)) | set(_marked(mark))
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    wanted = mark.encode()
-    found = []
-    for pid in psutil.pids():
-        if pid == os.getpid():
-            continue
-        with suppress(OSError, psutil.Error), open(f"/proc/{pid}/environ", "rb") as environment:
-            if wanted in environment.read().split(b"\0"):
-                found.append(psutil.Process(pid))
+    found = set()
+    for pid in _children() | _marked(mark):
+        with suppress(psutil.Error):
+            found.add(psutil.Process(pid))
     return found
+
+
+def _children() -> set[int]:
+    pids: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            pids.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+    return pids
+
+
+def _marked(mark: str) -> set[int]:
+    pids = set(psutil.pids()) - {os.getpid()}
+    strangers = _strangers.setdefault(mark, set())
+    strangers &= pids
+    ours = set()
+    for pid in pids - strangers:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark.encode() in environment:
+            ours.add(pid)
+        else:
+            strangers.add(pid)
+    return ours
 
 
 def end_new_processes(before: set[psutil.Process], mark: str) -> list[str]:
