@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgpack
 import torch
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from protocol.errors import ProtocolViolation
 from protocol.messages import MESSAGE_TYPES
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
 
 MAGIC = b"SHOL"
 VERSION = 1
@@ -254,7 +254,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 def _view(tensor: torch.Tensor) -> memoryview:
     # numpy has no bfloat16, so every type goes out as its bytes
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return memoryview(cast(Buffer, flat.view(torch.uint8).numpy()))
 
 
 def _checksum(header: bytes, payload: tuple[memoryview, ...]) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.transport.muxer import MuxedStream
+from node.transport.stream import MuxedStream
 from protocol.errors import ProtocolViolation
 from protocol.messages import Count, Digest, Lane
 from protocol.wire import PREFIX_BYTES, Codec

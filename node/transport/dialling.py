@@ -11,7 +11,8 @@ import trio
 
 from node.transport.greeting import Greeter, Refused
 from node.transport.host import STRANGER_FAULTS, HardenedHost
-from node.transport.muxer import MuxedStream, Muxer
+from node.transport.muxer import Muxer
+from node.transport.stream import MuxedStream
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerError, PeerGone
 from protocol.keys import PeerId

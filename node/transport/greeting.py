@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.transport.control import Hello, HelloAck, Refusal, receive_greeting, send_greeting
-from node.transport.muxer import MuxedStream
+from node.transport.stream import MuxedStream
 from protocol.errors import PeerGone, ProtocolViolation
 from protocol.messages import PROTOCOL_VERSION, Lane
 from protocol.wire import Codec

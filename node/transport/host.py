@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import ceil
 from typing import cast
 
 import libp2p.network.swarm
@@ -18,7 +19,7 @@ import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
-from libp2p.custom_types import TProtocol
+from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
@@ -33,7 +34,9 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from multiaddr import Multiaddr
 
 from node.transport.addresses import dialable, ports_held
-from node.transport.muxer import MuxedStream, Muxer, MuxerSelector
+from node.transport.muxer import Muxer, MuxerSelector
+from node.transport.shield import shielded
+from node.transport.stream import MuxedStream
 from protocol.deadlines import Deadlines
 from protocol.errors import ResourceError
 from protocol.keys import NodeKey, PeerId
@@ -66,8 +69,8 @@ class HardenedHost:
         self._serve, self._deadlines, self._observer = serve, deadlines, observer
         self._host = _make_host(key, deadlines)
         self.network = cast(Swarm, self._host.get_network())
-        self.network.set_stream_handler(self._take_stream)
-        self.network._do_handle_inbound_connection = self._take_connection
+        self.network.set_stream_handler(cast(StreamHandlerFn, self._take_stream))
+        vars(self.network)["_do_handle_inbound_connection"] = self._take_connection
         self._handshakes = trio.CapacityLimiter(MAX_HANDSHAKES)
 
     @asynccontextmanager
@@ -94,7 +97,7 @@ class HardenedHost:
         muxers = [cast(Muxer, c.muxed_conn) for c in self.network.get_connections()]
         for muxer in muxers:
             muxer.abort()
-        with trio.move_on_after(self._deadlines.negotiate_s, shield=True):
+        with shielded(self._deadlines.negotiate_s):
             for muxer in muxers:
                 await muxer.event_closed.wait()
             await self._host.close()
@@ -125,7 +128,7 @@ class HardenedHost:
                 muxer = cast(Muxer, await self.network.upgrade_inbound_raw_conn(raw, address))
         except STRANGER_FAULTS:
             self._observer.count("errors", code="failed_handshake")
-            with trio.move_on_after(self._deadlines.negotiate_s, shield=True):
+            with shielded(self._deadlines.negotiate_s):
                 await raw.close()
             return None
         tune(muxer, self._deadlines)
@@ -147,7 +150,7 @@ class HardenedHost:
         try:
             with trio.fail_after(self._deadlines.negotiate_s):
                 chosen, _ = await self._host.multiselect.negotiate(
-                    MultiselectCommunicator(stream), self._deadlines.negotiate_s
+                    MultiselectCommunicator(stream), ceil(self._deadlines.negotiate_s)
                 )
         except STRANGER_FAULTS:
             self._observer.count("errors", code="failed_negotiation")
@@ -176,7 +179,7 @@ class HardenedHost:
         stream = await muxer.open_stream()
         communicator = MultiselectCommunicator(NetStream(stream, None, None))
         await self._host.multiselect_client.select_one_of(
-            [PROTOCOL], communicator, self._deadlines.negotiate_s
+            [PROTOCOL], communicator, ceil(self._deadlines.negotiate_s)
         )
         return stream
 
@@ -217,7 +220,8 @@ def _make_host(key: NodeKey, deadlines: Deadlines) -> BasicHost:
     network.upgrader.muxer_multistream = MuxerSelector(
         deadlines.negotiate_s, deadlines.write_stall_s
     )
-    network.auto_connector.maybe_connect = trio.lowlevel.checkpoint  # it dials whom it heard of
+    # left alone, it dials whomever it has heard of
+    vars(network.auto_connector)["maybe_connect"] = trio.lowlevel.checkpoint
     network.notifees.clear()  # identify would open a stream on every connection
     host.multiselect.handlers = {PROTOCOL: None}
     libp2p.network.swarm._HAPPY_EYEBALLS_DELAY = 0.0

@@ -16,7 +16,8 @@ import trio
 from pydantic import BaseModel
 
 from node.transport.control import CONTROL_CODES, Ack, ControlFrame
-from node.transport.muxer import MuxedStream
+from node.transport.shield import shielded
+from node.transport.stream import MuxedStream
 from protocol.errors import PeerError, PeerGone, ProtocolViolation
 from protocol.messages import Lane as LaneName
 from protocol.messages import Message
@@ -125,7 +126,7 @@ class Lane:
             parcel.is_withdrawn = True
             self._spend(-parcel.frame.num_bytes)
             return
-        with trio.move_on_after(stall_s, shield=True) as scope:
+        with shielded(stall_s) as scope:
             await parcel.written.wait()
         if scope.cancelled_caught:
             self.stream.conn.abort()

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -24,6 +25,9 @@ from protocol.messages import Lane as LaneName
 from protocol.messages import Message
 from protocol.ports import Envelope, Observer, PeerChange, Tensor
 from protocol.wire import MEBIBYTE, Codec, Frame, Limits
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 MAX_SESSIONS = 512
 _CONTROL_CREDIT_BYTES = 8 * MEBIBYTE
@@ -93,7 +97,7 @@ class Libp2pNetwork:
         self,
         listen: Sequence[str],
         *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """The same, for ``nursery.start``."""
         async with self.running(listen):

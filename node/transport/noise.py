@@ -39,7 +39,7 @@ class _Cipher(Protocol):
     def decrypt_with_ad(self, ad: bytes | None, ciphertext: Buffer) -> bytes: ...
 
 
-class NoiseSession(SecureSession):  # type: ignore[misc]
+class NoiseSession(SecureSession):
     """An encrypted TCP connection after its handshake.
 
     Raises ConnectionClosedError when the connection ended, ``cryptography``'s InvalidTag when the
@@ -158,13 +158,13 @@ class NoiseSession(SecureSession):  # type: ignore[misc]
         self._end += num_bytes
 
 
-class NoiseTransport(Transport):  # type: ignore[misc]
+class NoiseTransport(Transport):
     """Noise XX whose sessions are ``NoiseSession``; the only security that our hosts offer."""
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """Answer a handshake; the peer proves its PeerID."""
-        return NoiseSession(await super().secure_inbound(conn))
+        return NoiseSession(cast(SecureSession, await super().secure_inbound(conn)))
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Start a handshake; it fails unless the peer proves ``peer_id``."""
-        return NoiseSession(await super().secure_outbound(conn, peer_id))
+        return NoiseSession(cast(SecureSession, await super().secure_outbound(conn, peer_id)))

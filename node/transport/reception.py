@@ -11,7 +11,7 @@ from node.transport.control import Hello, Refusal
 from node.transport.dialling import Meeting
 from node.transport.greeting import Greeter
 from node.transport.host import STRANGER_FAULTS
-from node.transport.muxer import MuxedStream
+from node.transport.stream import MuxedStream
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import PeerId
