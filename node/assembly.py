@@ -53,7 +53,7 @@ def plan_memory(manifest: Manifest, config: NodeConfig) -> Plan:
 
 
 def make_stages(
-    manifest: Manifest, recompute: bool, corpus: Corpus | None
+    manifest: Manifest, config: NodeConfig, plan: Plan, corpus: Corpus | None
 ) -> Callable[[int], StageState]:
     """Return what makes the initial state of a stage."""
 
@@ -61,13 +61,13 @@ def make_stages(
         if stage == 0:
             if corpus is None:
                 raise ConfigError("stage 0 needs text", "Join with --role data.")
-            return TorchEdgeStage(manifest, corpus)
+            return TorchEdgeStage(manifest, corpus, device=config.device)
         if stage > manifest.pipeline.num_stages:
             raise ConfigError(
                 f"stage {stage} does not exist; the swarm has {manifest.pipeline.num_stages}",
                 "Leave --stage out, or name one of them.",
             )
-        return TorchBlockStage(manifest, stage, recompute=recompute)
+        return TorchBlockStage(manifest, stage, recompute=plan.recompute, device=config.device)
 
     return make
 

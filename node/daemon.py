@@ -174,7 +174,7 @@ class Daemon:
             network=network,
             registry=self.registry,
             runner=ThreadRunner(self.observer),
-            make_stage=make_stages(manifest, plan.recompute, corpus),
+            make_stage=make_stages(manifest, config, plan, corpus),
             journal=self.journal,
             observer=self.observer,
             faults=faults_from(self.environment),

@@ -9,7 +9,7 @@ import torch
 from protocol.errors import ProtocolViolation
 from protocol.manifest import Manifest
 from stages.memory import kept_bytes
-from stages.model import rotary_table, run_blocks
+from stages.model import RotaryTable, rotary_table, run_blocks
 from stages.state import Tensor, TorchStageState, WeightGradient, WorkKey
 
 
@@ -30,11 +30,15 @@ class TorchBlockStage(TorchStageState):
     belong to the stage: the caller must not change them.
     """
 
-    def __init__(self, manifest: Manifest, stage: int, *, recompute: bool = False) -> None:
-        super().__init__(manifest, stage)
+    def __init__(
+        self, manifest: Manifest, stage: int, *, recompute: bool = False, device: str = "cpu"
+    ) -> None:
+        super().__init__(manifest, stage, device)
         self._manifest = manifest
         self._recompute = recompute
-        self._rotary = rotary_table(manifest.model)
+        self._rotary = RotaryTable(
+            *(part.to(self._device) for part in rotary_table(manifest.model))
+        )
         self._work: dict[WorkKey, _Work] = {}
 
     def forward(self, key: WorkKey, h_BTW: Tensor, *, keep: bool) -> Tensor:

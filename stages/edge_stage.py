@@ -39,8 +39,8 @@ class _Work:
 class TorchEdgeStage(TorchStageState):
     """Embedding, final norm, untied head and loss. Implements EdgeStage."""
 
-    def __init__(self, manifest: Manifest, source: TokenSource) -> None:
-        super().__init__(manifest, 0)
+    def __init__(self, manifest: Manifest, source: TokenSource, *, device: str = "cpu") -> None:
+        super().__init__(manifest, 0, device)
         self._source = source
         self._work: dict[WorkKey, _Work] = {}
 
@@ -55,13 +55,15 @@ class TorchEdgeStage(TorchStageState):
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Embed tokens without targets, for generation; nothing is kept."""
         with torch.no_grad():
-            return self._sent(F.embedding(tokens_BT, self._current.leaves[_EMBEDDING]))
+            return self._sent(
+                F.embedding(tokens_BT.to(self._device), self._current.leaves[_EMBEDDING])
+            )
 
     def logits(self, h_BTW: Tensor) -> Tensor:
         """Return the fp32 logits [B, V] of the token after the last one, for generation."""
         last_B1W = self._received(h_BTW, "forward")[:, -1:]
         with torch.no_grad():
-            return head_logits(last_B1W, self._current.leaves[_HEAD], self._model)[:, 0]
+            return head_logits(last_B1W, self._current.leaves[_HEAD], self._model)[:, 0].cpu()
 
     def loss(self, key: WorkKey, h_BTW: Tensor) -> float:
         """The mean loss of the microbatch, without gradients; drops the key."""
@@ -95,6 +97,7 @@ class TorchEdgeStage(TorchStageState):
         gradient.rows[_EMBEDDING] = (work.tokens_BT.flatten(), values_BTW.flatten(0, 1))
 
     def _embed_window(self, key: WorkKey, window_BU: Tensor) -> Tensor:
+        window_BU = window_BU.to(self._device)
         work = _Work(window_BU[:, :-1], window_BU[:, 1:])
         self._gradients.pop(key, None)
         self._work[key] = work

@@ -53,13 +53,13 @@ class SnapshotFormat:
     def digest(self, step: int, data: torch.Tensor) -> str:
         """Return the SHA-256 (hex) of the canonical bytes."""
         digest = sha256(self.head(step))
-        digest.update(data.numpy().data.cast("B"))
+        digest.update(data.cpu().numpy().data.cast("B"))
         return digest.hexdigest()
 
     def encode(self, step: int, data: torch.Tensor) -> torch.Tensor:
         """Return the canonical bytes as a new uint8 tensor."""
         head = torch.frombuffer(bytearray(self.head(step)), dtype=torch.uint8)
-        return torch.cat((head, data.view(torch.uint8).flatten()))
+        return torch.cat((head, data.cpu().view(torch.uint8).flatten()))
 
     def decode(self, encoded: torch.Tensor, digest: str, data: torch.Tensor) -> int:
         """Write the numbers into ``data`` and return the step.

@@ -17,6 +17,7 @@ import torch
 
 from protocol.errors import NonFinite, ProtocolViolation
 from protocol.manifest import Manifest, learning_rate
+from stages.device import usable_device
 from stages.initialisation import fill_initial
 from stages.layout import Layout, stage_layout
 from stages.optimiser import clip_factor, make_optimiser, norm_of, optimise
@@ -46,16 +47,16 @@ class WeightGradient:
 class _Buffers:
     """One complete state: weights and moments, and the leaves that autograd sees."""
 
-    def __init__(self, layout: Layout, num_moments: int) -> None:
-        self.data = torch.zeros(1 + num_moments, layout.num_elements)
+    def __init__(self, layout: Layout, num_moments: int, device: torch.device) -> None:
+        self.data = torch.zeros(1 + num_moments, layout.num_elements, device=device)
         self.leaves = [view.detach().requires_grad_() for view in layout.leaf_views(self.data[0])]
 
 
 class _Sum:
     """A flat gradient sum and its view per leaf."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.flat = torch.zeros(layout.num_elements)
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.flat = torch.zeros(layout.num_elements, device=device)
         self._views = layout.leaf_views(self.flat)
 
     def add(self, gradient: WeightGradient) -> None:
@@ -70,8 +71,9 @@ class _Sum:
 class TorchStageState(ABC):
     """The state of one stage of a swarm, at step 0 when made. Implements StageState."""
 
-    def __init__(self, manifest: Manifest, stage: int) -> None:
+    def __init__(self, manifest: Manifest, stage: int, device: str = "cpu") -> None:
         training = manifest.training
+        self._device = usable_device(device)
         self.stage = stage
         self.gradient_norm = 0.0  # of the last prepared step, before clipping
         self.update_norm = 0.0  # of the last prepared change of the weights
@@ -83,8 +85,8 @@ class TorchStageState(ABC):
         self._format = SnapshotFormat(
             stage, training.optimizer.name, self._layout, self._rule.num_moments
         )
-        self._current = _Buffers(self._layout, self._rule.num_moments)
-        self._other = _Buffers(self._layout, self._rule.num_moments)
+        self._current = _Buffers(self._layout, self._rule.num_moments, self._device)
+        self._other = _Buffers(self._layout, self._rule.num_moments, self._device)
         fill_initial(self._current.data[0], self._layout, training.seed, self._model.layers)
         self._step = 0
         self._digest: str | None = None
@@ -144,11 +146,11 @@ class TorchStageState(ABC):
     @torch.no_grad()
     def gradient(self, groups: Sequence[GroupKey]) -> Tensor:
         """Return the flat fp32 sum over ``groups`` in the order given; zeros where none is."""
-        total = torch.zeros(self.num_gradients)
+        total = torch.zeros(self.num_gradients, device=self._device)
         for group in groups:
             if group in self._sums:
                 total.add_(self._sums[group].flat)
-        return total
+        return total.cpu()
 
     @torch.no_grad()
     def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
@@ -159,7 +161,7 @@ class TorchStageState(ABC):
         self.abandon()
         if gradient_sum.shape != (self.num_gradients,) or num_microbatches < 1:
             raise ValueError(f"{tuple(gradient_sum.shape)} over {num_microbatches} microbatches")
-        mean = gradient_sum * (1 / num_microbatches)
+        mean = gradient_sum.to(self._device) * (1 / num_microbatches)
         self.gradient_norm = norm_of(mean)
         if not math.isfinite(self.gradient_norm):
             raise NonFinite(self.stage, "gradient", "the averaging")
@@ -207,7 +209,7 @@ class TorchStageState(ABC):
 
     def _new_sum(self) -> _Sum:
         if not self._spare_sums:
-            return _Sum(self._layout)
+            return _Sum(self._layout, self._device)
         spare = self._spare_sums.pop()
         spare.flat.zero_()
         return spare
@@ -223,14 +225,14 @@ class TorchStageState(ABC):
             raise ProtocolViolation(
                 f"stage {self.stage} got a {direction} tensor {x_BTW.dtype} {tuple(x_BTW.shape)}"
             )
-        x_BTW = x_BTW.to(torch.float32)
+        x_BTW = x_BTW.to(self._device, torch.float32)
         # One NaN or infinity makes the sum so: cheaper than looking at each element.
         if not math.isfinite(float(x_BTW.sum())):
             raise NonFinite(self.stage, direction, "")
         return x_BTW
 
     def _sent(self, x_BTW: Tensor) -> Tensor:
-        return x_BTW.detach().to(self._wire_dtype)
+        return x_BTW.detach().to("cpu", self._wire_dtype)
 
     @abstractmethod
     def _work_bytes(self) -> int:

@@ -1,0 +1,20 @@
+"""The owner's choice of a torch device."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import ConfigError
+from stages.device import usable_device
+
+
+def test_the_cpu_is_always_usable() -> None:
+    assert usable_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("name", ["toaster", "cuda:77", "meta", ""])
+def test_a_device_that_cannot_compute_is_refused_with_a_remedy(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        usable_device(name)
+    assert repr(name) in caught.value.cause
+    assert "cpu" in caught.value.hint
