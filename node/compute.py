@@ -11,18 +11,18 @@ from typing import TypeVar
 import torch
 import trio
 
-from protocol.ports import JobKind, Observer
+from protocol.ports import JOB_PRIORITY, JobKind, Observer
 
 T = TypeVar("T")
 
-# Work that frees memory or that others wait for comes first.
-PRIORITY: dict[JobKind, int] = {
-    "commit": 0,
-    "update": 0,
-    "state": 1,
-    "backward": 2,
-    "edge": 2,
-    "forward": 3,
+PHASE: dict[JobKind, str] = {
+    "commit": "update",
+    "update": "update",
+    "state": "update",
+    "backward": "backward",
+    "edge": "edge",
+    "forward": "forward",
+    "embed": "edge",
 }
 
 
@@ -45,9 +45,11 @@ class ThreadRunner:
     async def run(self, kind: JobKind, job: Callable[[], T]) -> T:
         """Run ``job`` when its turn comes and return its result."""
         await self._take_turn(kind)
+        started = time.perf_counter()
         try:
             return await trio.to_thread.run_sync(job, limiter=self._limiter)
         finally:
+            self._observer.count("seconds", time.perf_counter() - started, phase=PHASE[kind])
             self._pass_turn()
 
     async def _take_turn(self, kind: JobKind) -> None:
@@ -56,7 +58,7 @@ class ThreadRunner:
             waited_s = time.perf_counter() - self._idle_since
             self._observer.count("seconds", waited_s, phase="waiting")
             return
-        ticket = (PRIORITY[kind], next(self._numbers), trio.Event())
+        ticket = (JOB_PRIORITY[kind], next(self._numbers), trio.Event())
         heapq.heappush(self._queue, ticket)
         self._observer.gauge("queue_depth", len(self._queue), queue="compute")
         try:

@@ -91,14 +91,19 @@ class Registry(Protocol):
         ...
 
 
-JobKind = Literal["forward", "backward", "edge", "commit", "update", "state"]
+JobKind = Literal["embed", "forward", "backward", "edge", "commit", "update", "state"]
+
+# What frees memory or what others wait for comes first; new microbatches can always wait.
+JOB_PRIORITY: dict[JobKind, int] = {
+    "commit": 0, "update": 0, "state": 0, "backward": 1, "edge": 2, "forward": 3, "embed": 4,
+}  # fmt: skip
 
 
 class Runner(Protocol):
     """Where computation happens: one at a time, backward work before forward work."""
 
     async def run(self, kind: JobKind, job: Callable[[], T]) -> T:
-        """Run ``job`` off the event loop and return its result.
+        """Run ``job`` off the event loop, return its result, count its seconds by phase.
 
         Cancelling the caller does not interrupt a job that has started.
         """

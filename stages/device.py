@@ -13,8 +13,10 @@ def usable_device(name: str) -> torch.device:
     """Return the device if torch can compute on it; raise ConfigError with its own reason."""
     try:
         device = torch.device(name)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("torch finds no CUDA device")
         torch.ones(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used: {reason}", _HINT) from error
     return device

@@ -65,7 +65,7 @@ class Closing:
         """
         ctx = self._ctx
         self.prepared_digest = None
-        await ctx.compute("update", "update", ctx.state.abandon)
+        await ctx.compute("update", ctx.state.abandon)
         await self._wait_for_closes(decision)
         expected = self._ledger.expected(decision)
         await self._settle(expected, decision)
@@ -139,7 +139,7 @@ class Closing:
     async def _average(self, decision: Decision, expected: Mapping[SlotId, Entry]) -> Tensor:
         ctx = self._ctx
         groups = decision.data_nodes
-        gradient = await ctx.compute("update", "averaging", lambda: ctx.state.gradient(groups))
+        gradient = await ctx.compute("update", lambda: ctx.state.gradient(groups))
         count = len(self._ledger.entries(expected))
         await ctx.faults.reach("in_reduce", decision.step)
         members = decision.roster[ctx.stage]
@@ -157,9 +157,7 @@ class Closing:
 
     async def _prepare(self, decision: Decision, total: Tensor, num_microbatches: int) -> None:
         ctx = self._ctx
-        digest = await ctx.compute(
-            "update", "update", lambda: ctx.state.prepare(total, num_microbatches)
-        )
+        digest = await ctx.compute("update", lambda: ctx.state.prepare(total, num_microbatches))
         self.prepared_digest = digest
         message = Prepared(step=decision.step, term=decision.term, stage=ctx.stage, digest=digest)
         await ctx.tell_authorities(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -74,17 +73,9 @@ class Context:
         """The stage's computation, for a data node."""
         return cast(EdgeStage, self.state)
 
-    async def compute(self, kind: JobKind, phase: str, job: Callable[[], T]) -> T:
-        """Run a job through the Runner and count its seconds under ``phase``."""
-
-        def timed() -> tuple[T, float]:
-            start = time.perf_counter()
-            result = job()
-            return result, time.perf_counter() - start
-
-        result, seconds = await self.runner.run(kind, timed)
-        self.observer.count("seconds", seconds, phase=phase)
-        return result
+    async def compute(self, kind: JobKind, job: Callable[[], T]) -> T:
+        """Run a job on this node's stage, off the event loop."""
+        return await self.runner.run(kind, job)
 
     async def try_send(
         self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()

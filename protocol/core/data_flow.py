@@ -136,7 +136,7 @@ class DataFlow:
         ctx = self._ctx
         if flow.activation is None:
             flow.activation = await ctx.compute(
-                "forward", "edge", lambda: ctx.edge.embed(flow.id, flow.id.step, flow.id.slot)
+                "embed", lambda: ctx.edge.embed(flow.id, flow.id.step, flow.id.slot)
             )
         with trio.move_on_after(ctx.deadlines.flow_s):
             await self._send_out(flow)
@@ -183,7 +183,7 @@ class DataFlow:
         )  # fmt: skip
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ctx.send_all, flow.path, message)
-            await ctx.compute("commit", "update", lambda: ctx.state.commit(flow.id, ctx.me))
+            await ctx.compute("commit", lambda: ctx.state.commit(flow.id, ctx.me))
         ctx.observer.count("microbatches_committed", stage="0")
         ctx.observer.count("tokens", self.tokens_per_microbatch)
         await ctx.faults.reach("after_commit", flow.id.step)
@@ -198,7 +198,7 @@ class DataFlow:
         """Release a try at every holder that may have seen it."""
         ctx = self._ctx
         holders = [p for stage in self.decision.roster[1:] for p in stage]
-        await ctx.compute("commit", "update", lambda: ctx.state.discard(flow.id))
+        await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
         await self._release(flow, flow.path or holders)
 
     async def _release(self, flow: Flow, holders: list[PeerId] | tuple[PeerId, ...]) -> None:
@@ -230,7 +230,7 @@ class DataFlow:
         """Compute the loss and send its gradient back to the last holder."""
         ctx = self._ctx
         flow.loss, gradient = await ctx.compute(
-            "edge", "edge", lambda: ctx.edge.loss_and_gradient(flow.id, h_BTW)
+            "edge", lambda: ctx.edge.loss_and_gradient(flow.id, h_BTW)
         )
         flow.gradient = gradient
         back = Backward(
@@ -253,9 +253,9 @@ class DataFlow:
     async def _end_forward_only(self, flow: Flow, h_BTW: Tensor) -> None:
         ctx = self._ctx
         if flow.id.slot >= GENERATION_SLOTS:
-            flow.result = await ctx.compute("edge", "edge", lambda: ctx.edge.logits(h_BTW))
+            flow.result = await ctx.compute("edge", lambda: ctx.edge.logits(h_BTW))
         else:
-            flow.loss = await ctx.compute("edge", "edge", lambda: ctx.edge.loss(flow.id, h_BTW))
+            flow.loss = await ctx.compute("edge", lambda: ctx.edge.loss(flow.id, h_BTW))
         flow.settle()
 
     async def on_backward(self, envelope: Envelope) -> None:
@@ -272,7 +272,7 @@ class DataFlow:
         ctx.router.returned(flow.path[0], now - flow.sent_at, now)
         g_BTW = envelope.tensors[0]
         try:
-            await ctx.compute("backward", "edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
+            await ctx.compute("edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
         except (NonFinite, ProtocolViolation) as error:
             self._refuse(flow, error, envelope.sender)
             return
@@ -338,7 +338,7 @@ class DataFlow:
         flow = self._new_flow(message.slot, "redrive")
         flow.target_stage, flow.target = message.stage, sender
         await self._attempt(flow)
-        await ctx.compute("commit", "update", lambda: ctx.state.discard(flow.id))
+        await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
 
     # --- forward only ----------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class DataFlow:
         ctx = self._ctx
         flow = self._new_flow(VALIDATION_SLOTS + index, "eval")
         flow.activation = await ctx.compute(
-            "forward", "edge", lambda: ctx.edge.embed_validation(flow.id, index)
+            "embed", lambda: ctx.edge.embed_validation(flow.id, index)
         )
         if await self._attempt(flow):
             losses.append(flow.loss)
@@ -374,9 +374,7 @@ class DataFlow:
         ctx = self._ctx
         slot, self._next_generation = self._next_generation, self._next_generation + 1
         flow = self._new_flow(slot, "eval")
-        flow.activation = await ctx.compute(
-            "forward", "edge", lambda: ctx.edge.embed_tokens(tokens_BT)
-        )
+        flow.activation = await ctx.compute("embed", lambda: ctx.edge.embed_tokens(tokens_BT))
         is_done = await self._attempt(flow)
         await self._give_up(flow)
         self._attempts.pop(slot, None)

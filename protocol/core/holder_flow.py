@@ -92,7 +92,7 @@ class HolderFlow:
         h_BTW = envelope.tensors[0]
         try:
             work.output = await ctx.compute(
-                "forward", "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
+                "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
             )
         except (NonFinite, ProtocolViolation) as error:
             await self._refuse(work, error, envelope.sender)
@@ -187,7 +187,7 @@ class HolderFlow:
         g_BTW = envelope.tensors[0]
         try:
             work.gradient = await ctx.compute(
-                "backward", "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
+                "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
             )
         except (NonFinite, ProtocolViolation) as error:
             await self._refuse(work, error, envelope.sender)
@@ -225,7 +225,7 @@ class HolderFlow:
         work = self._works.get(work_id)
         if work is None or not work.is_pending:
             return
-        if not await self._ctx.compute("commit", "update", lambda: self._commit_once(work)):
+        if not await self._ctx.compute("commit", lambda: self._commit_once(work)):
             return
         self._ctx.observer.count("microbatches_committed", stage=str(self._ctx.stage))
         self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
@@ -300,10 +300,10 @@ class HolderFlow:
         if ctx.stage == work.target_stage and work.target == ctx.me:
             event = self.redriven.pop((work.id.data_node, work.id.slot), None)
         if event is not None:
-            await ctx.compute("commit", "update", lambda: self._commit_redriven(work.id))
+            await ctx.compute("commit", lambda: self._commit_redriven(work.id))
             event.set()
         else:
-            await ctx.compute("commit", "update", lambda: ctx.state.discard(work.id))
+            await ctx.compute("commit", lambda: ctx.state.discard(work.id))
 
     def _commit_redriven(self, work_id: WorkId) -> None:
         if self._ledger.has_room_for(work_id):
@@ -338,7 +338,7 @@ class HolderFlow:
         work.is_forgotten, work.is_over, work.is_pending = True, True, False
         work.output = None
         self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
-        await self._ctx.compute("commit", "update", lambda: self._ctx.state.discard(work.id))
+        await self._ctx.compute("commit", lambda: self._ctx.state.discard(work.id))
 
 
 def _same_slot(a: WorkId, b: WorkId) -> bool:

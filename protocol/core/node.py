@@ -392,7 +392,7 @@ class NodeCore:
         wanted = decision.digests[ctx.stage]
         if finished and member.prepared_digest == wanted:
             await ctx.faults.reach("before_apply", member.decision.step)
-            await ctx.compute("update", "update", ctx.state.apply)
+            await ctx.compute("update", ctx.state.apply)
             await ctx.faults.reach("after_apply", member.decision.step)
             if self._donor is not None:
                 self._donor.forget()
@@ -400,7 +400,7 @@ class NodeCore:
                 Applied(step=decision.step, stage=ctx.stage, digest=ctx.state.digest)
             )
         else:
-            await ctx.compute("update", "update", ctx.state.reset)
+            await ctx.compute("update", ctx.state.reset)
         self._changed.notify()
         if finished and isinstance(member.flow, DataFlow):
             self._journal.step_finished(step_report(ctx, member, member.flow))

@@ -51,7 +51,7 @@ class Repair:
         if h_BTW is None or g_BTW is None:
             await self._redrive(work, decision)
         else:
-            await self._ctx.compute("backward", "backward", lambda: self._run(work, h_BTW, g_BTW))
+            await self._ctx.compute("backward", lambda: self._run(work, h_BTW, g_BTW))
         self._ctx.observer.count("microbatches_recomputed")
 
     def _run(self, work: WorkId, h_BTW: Tensor, g_BTW: Tensor) -> None:

@@ -58,7 +58,7 @@ class Donor:
         def job() -> tuple[int, str, Tensor]:
             return ctx.state.step, ctx.state.digest, ctx.state.export_state()
 
-        self._step, self._digest, data = await ctx.compute("state", "update", job)
+        self._step, self._digest, data = await ctx.compute("state", job)
         self._chunks = torch.split(data, CHUNK_BYTES)
 
 
@@ -89,7 +89,7 @@ class Joiner:
         digest = decision.digests[ctx.stage]
         await ctx.faults.reach("in_state_transfer", decision.step)
         try:
-            await ctx.compute("state", "update", lambda: ctx.state.import_state(data, digest))
+            await ctx.compute("state", lambda: ctx.state.import_state(data, digest))
         except StateMismatch as error:
             ctx.observer.count("errors", code=error.code)
             raise ProtocolViolation("a holder sent a state with another digest") from error

@@ -50,6 +50,7 @@ class CostModel:
         update_s = _OPTIMIZER_FLOPS_PER_WEIGHT * self.stage_weights / self.flops_per_s
         return {
             "forward": forward_s, "backward": 2 * forward_s, "edge": edge_s,
+            "embed": edge_s / 4,
             "commit": update_s / 20, "update": update_s, "state": update_s,
         }  # fmt: skip
 

@@ -9,13 +9,11 @@ from types import MappingProxyType
 import trio
 
 from protocol.keys import NodeKey, PeerId
-from protocol.ports import JobKind
+from protocol.ports import JOB_PRIORITY, JobKind
 from protocol.simulation.places import LAB, Place
 from protocol.simulation.timeline import Timeline
 
-FREE: Mapping[JobKind, float] = MappingProxyType(
-    {"forward": 0.0, "backward": 0.0, "edge": 0.0, "commit": 0.0, "update": 0.0, "state": 0.0}
-)
+FREE: Mapping[JobKind, float] = MappingProxyType(dict.fromkeys(JOB_PRIORITY, 0.0))
 
 
 def simulation_key(index: int) -> NodeKey:

@@ -8,16 +8,11 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from protocol.ports import JobKind
+from protocol.ports import JOB_PRIORITY, JobKind
 from protocol.simulation.host import VirtualHost
 from protocol.simulation.timeline import Outcome
 
 T = TypeVar("T")
-
-# Gradients first: they free memory and others wait for them; a forward can always wait.
-PRIORITY: dict[JobKind, int] = {
-    "commit": 0, "update": 0, "state": 0, "backward": 1, "edge": 2, "forward": 3,
-}  # fmt: skip
 
 
 class VirtualRunner:
@@ -36,7 +31,7 @@ class VirtualRunner:
         Its effect takes place at the end of its virtual time, even if the caller has gone.
         """
         outcome: Outcome[T] = Outcome()
-        entry = (PRIORITY[kind], next(self._order), kind, job, outcome)
+        entry = (JOB_PRIORITY[kind], next(self._order), kind, job, outcome)
         heapq.heappush(self._queue, entry)
         self._start_next()
         try:
