@@ -110,12 +110,12 @@ class LawSwarm(LocalSwarm):
         self.start()
 
         def is_done() -> bool:
-            self._remember_status()
             return all(
                 any(self._weight_files(daemon)) for daemon in self.daemons if daemon.is_wanted
             )
 
         self.wait_until(is_done, "the weights of every node", RUN_LIMIT_S)
+        self._remember_status()
 
     def survivors(self) -> list[Daemon]:
         """The daemons that nobody killed."""

@@ -7,7 +7,7 @@ from harness import Finished, LawSwarm, Plan, assert_law, reference_of, run_swar
 from process_memory import patterns_in_memory
 from reference.loop import layers_per_stage, stage_parameters
 
-STATE_COPIES = 3  # weights and AdamW's two moments, 4 bytes each
+STATE_COPIES = 6  # weights and AdamW's two moments, of this step and of the next
 
 
 @pytest.fixture(scope="module")
