@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import typing
 import zlib
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -351,3 +352,9 @@ def test_any_forward_message_survives(step, epoch, slot, stage, path, purpose, t
 def test_we_do_not_send_what_others_must_refuse(tensors: list[torch.Tensor]):
     with pytest.raises(ValueError):
         CODEC.encode(SAMPLES[10], tensors)
+
+
+def test_the_documentation_lists_every_type_with_its_code():
+    text = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text()
+    for code, model in MESSAGE_CODES.items():
+        assert f"| {code} | `{kind_of(model)}` | {getattr(model, 'lane', '')} |" in text
