@@ -46,7 +46,7 @@ class SimulatedNetwork:
     async def send(self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()) -> None:
         """Deliver a message: one round trip, after a dial if need be; see ``ports.Network``."""
         if peer == self.peer_id:
-            raise ValueError("a node does not send to itself")
+            raise ValueError(f"a node does not send {message.kind} to itself")
         frame = self._world.codec.frame(message, tensors)
         try:
             with trio.fail_after(self._world.deadlines.delivery_s):

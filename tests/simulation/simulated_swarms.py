@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from protocol.manifest import (
     DataSpec,
@@ -19,6 +20,8 @@ from protocol.simulation.host import simulation_key
 from protocol.simulation.toy_stage import toy_stage
 from protocol.simulation.world import NodePlan, Simulation
 
+LEARNING_RATE = {"sgd": 0.05, "adamw": 1e-3}
+
 
 def manifest_of(
     *,
@@ -26,9 +29,10 @@ def manifest_of(
     steps: int = 4,
     quota: int = 4,
     authorities: int = 1,
+    min_holders: int = 1,
     model: ModelSpec | None = None,
     microbatch: int = 1,
-    learning_rate: float = 0.05,
+    optimizer: Literal["sgd", "adamw"] = "sgd",
 ) -> SignedManifest:
     """A manifest whose organiser and authorities are the first nodes."""
     organiser = simulation_key(0)
@@ -40,12 +44,14 @@ def manifest_of(
         organiser=organiser.peer_id,
         authorities=tuple(simulation_key(i).peer_id for i in range(authorities)),
         model=model,
-        pipeline=PipelineSpec(stages=num_stages),
+        pipeline=PipelineSpec(
+            stages=num_stages, min_holders=min_holders, min_data_nodes=min(2, min_holders)
+        ),
         training=TrainingSpec(
             steps=steps,
             quota=quota,
             microbatch=microbatch,
-            optimizer=OptimizerSpec(name="sgd", learning_rate=learning_rate),
+            optimizer=OptimizerSpec(name=optimizer, learning_rate=LEARNING_RATE[optimizer]),
         ),
         data=DataSpec(eval_every=2, eval_microbatches=1),
     )
@@ -64,11 +70,12 @@ def toy_swarm(
     data_nodes: int = 2, num_stages: int = 2, holders: int = 3, *, authorities: int = 1, **options
 ) -> Simulation:
     """Eight nodes by default, with the toy model."""
-    shape = {k: options.pop(k) for k in ("steps", "quota") if k in options}
+    shape = {k: options.pop(k) for k in ("steps", "quota", "min_holders") if k in options}
     signed = manifest_of(num_stages=num_stages, authorities=authorities, **shape)
+    plans = options.pop("plans", None) or plans_of(data_nodes, num_stages, holders)
     return Simulation(
         signed,
-        plans_of(data_nodes, num_stages, holders),
+        plans,
         build=node_core,
         stages=partial(toy_stage, signed.manifest),
         keep=("step_close",),

@@ -10,17 +10,27 @@ from simulated_swarms import toy_swarm
 
 from protocol.simulation.checks import check_exactly_once, check_law, check_shares
 from protocol.simulation.faults import POINTS, Fault, random_script
-from protocol.simulation.world import Result
+from protocol.simulation.world import NodePlan, Result
 
-NUM_NODES = 8  # data nodes 0 and 1, stage 1: 2 to 4, stage 2: 5 to 7
+NUM_NODES = 8
+# Authorities (the first data nodes), and the stage of each node.
+SHAPES = ((1, (0, 0, 1, 1, 1, 2, 2, 2)), (3, (0, 0, 0, 1, 1, 1, 2, 2)))
 STEPS = 4
 QUICK, MANY = 100, 1000
 
 
 def play(script: tuple[Fault, ...], seed: int = 0, limit_s: float = 300.0) -> Result:
     """Run a swarm under a script and check all that must hold whatever happens."""
-    authorities = 1 if seed % 2 else 2
-    simulation = toy_swarm(steps=STEPS, quota=6, seed=seed, faults=script, authorities=authorities)
+    authorities, stages = SHAPES[seed % len(SHAPES)]
+    simulation = toy_swarm(
+        steps=STEPS,
+        quota=6,
+        min_holders=2,
+        seed=seed,
+        faults=script,
+        authorities=authorities,
+        plans=tuple(NodePlan(stage) for stage in stages),
+    )
     result = simulation.run(limit_s)
     check_law(simulation.manifest.manifest, result.moves, result.messages["step_close"])
     check_shares(check_exactly_once(result.moves), result.decisions)

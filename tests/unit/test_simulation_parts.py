@@ -24,6 +24,7 @@ from protocol.simulation.timeline import Outcome, Timeline, run_virtual
 
 PEER = simulation_key(0).peer_id
 COSTS = {
+    "embed": 1.0,
     "forward": 1.0, "backward": 2.0, "edge": 1.0, "commit": 0.5, "update": 3.0, "state": 1.0,
 }  # fmt: skip
 
