@@ -109,8 +109,11 @@ class Leading:
 
     def _on_presence(self, message: Presence, sender: PeerId, now: float) -> None:
         self.membership.on_presence(sender, message, now)
-        if self.latest and tuple(message.seen) < self.latest.decision.order:
-            self._post((sender,), self.latest)
+        latest = self.latest
+        if latest is None or sender == self._key.peer_id:
+            return
+        if tuple(message.seen) < latest.decision.order:
+            self._post((sender,), latest)
 
     # --- agreeing --------------------------------------------------------------------------
 
