@@ -3,9 +3,9 @@
 Leadership is by ballot: ballot b belongs to authority b mod n. A new leader first learns, from a
 majority, what may already be chosen (Prepare/Promise), chooses that again under its own ballot,
 and then goes on from it. An authority never votes under a ballot lower than one it promised, and
-never for a decision that is not later than the one it accepted. With one authority all of this
-is one vote by itself. Source: Lamport, "Paxos Made Simple" (2001), section 2; the register that
-moves on is that of Rystsov, "CASPaxos" (2018).
+under one ballot never for a decision that is not later than the one it accepted. With one
+authority all of this is one vote by itself. Source: Lamport, "Paxos Made Simple" (2001), section
+2; the register that moves on is that of Rystsov, "CASPaxos" (2018).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.keys import NodeKey, PeerId
+from protocol.keys import NodeKey, PeerId, is_signed_by
 from protocol.messages import Accept, Accepted, Decision, Prepare, Promise, StepOpen, Vote
-from protocol.step.decision import majority, vote
+from protocol.step.decision import decision_bytes, majority, vote
 
 
 def leader_of(ballot: int, authorities: Sequence[PeerId]) -> PeerId:
@@ -51,7 +51,7 @@ class Acceptor:
         )
 
     def on_accept(self, message: Accept, sender: PeerId) -> Accepted:
-        """Vote for the decision if its ballot stands and it is later than what was accepted."""
+        """Vote for the decision if its ballot stands and its leader has not gone on from it."""
         decision = message.decision
         if self._may_accept(decision, sender):
             self.promised = decision.ballot
@@ -71,9 +71,10 @@ class Acceptor:
         if self.accepted is None:
             return True
         last = self.accepted.decision
-        if decision.order == last.order:
-            return decision.ballot > last.ballot or decision == last
-        return decision.order > last.order
+        if decision.ballot > last.ballot:
+            # its leader has asked a majority what may be chosen: what only I accepted is not
+            return True
+        return decision.order > last.order or decision == last
 
 
 @dataclass(slots=True)
@@ -86,11 +87,16 @@ class Proposal:
     highest_ballot: int = 0
 
     def on_accepted(self, message: Accepted, sender: PeerId) -> None:
-        """Count an answer to the Accept of this decision."""
+        """Count an answer to the Accept of this decision, if it is a vote for just this one.
+
+        A late vote for the same order under an older ballot is none: it signs other bytes.
+        """
         self.highest_ballot = max(self.highest_ballot, message.ballot)
-        matches = (message.step, message.term) == self.decision.order
-        if matches and message.vote is not None and message.vote.authority == sender:
-            self.votes[sender] = message.vote
+        mine = message.vote
+        if mine is None or mine.authority != sender or sender not in self.authorities:
+            return
+        if is_signed_by(sender, decision_bytes(self.decision), mine.signature):
+            self.votes[sender] = mine
 
     @property
     def chosen(self) -> StepOpen | None:
