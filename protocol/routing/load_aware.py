@@ -13,7 +13,7 @@ from protocol.keys import PeerId
 from protocol.messages import Decision
 
 BAR_S = 1.0
-BAR_LIMIT_S = 30.0
+MOST_DOUBLINGS = 5
 EMA_KEEP = 0.6  # reply time: 0.6 old + 0.4 new (GWTF spec 1.4)
 
 
@@ -57,9 +57,7 @@ class LoadAwareRouter:
         state = self._peer(peer)
         share = seconds / max(1, state.outstanding)
         state.seconds = (
-            share
-            if state.seconds is None
-            else EMA_KEEP * state.seconds + (1 - EMA_KEEP) * share
+            share if state.seconds is None else EMA_KEEP * state.seconds + (1 - EMA_KEEP) * share
         )
         state.outstanding = max(0, state.outstanding - 1)
         state.faults = 0
@@ -70,7 +68,7 @@ class LoadAwareRouter:
         state.outstanding = max(0, state.outstanding - 1)
         if is_fault:
             state.faults += 1
-            state.barred_until = now + min(BAR_LIMIT_S, BAR_S * 2**state.faults)
+            state.barred_until = now + BAR_S * 2 ** min(state.faults, MOST_DOUBLINGS)
 
     def _peer(self, peer: PeerId) -> _Peer:
         return self._peers.setdefault(peer, _Peer())
