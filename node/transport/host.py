@@ -8,6 +8,7 @@ stock host and its absence on ours, so that an upgrade of the library tells what
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -225,4 +226,6 @@ def _make_host(key: NodeKey, deadlines: Deadlines) -> BasicHost:
     network.notifees.clear()  # identify would open a stream on every connection
     host.multiselect.handlers = {PROTOCOL: None}
     libp2p.network.swarm._HAPPY_EYEBALLS_DELAY = 0.0
+    # it prints a traceback for what any peer may do; we count those
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     return host

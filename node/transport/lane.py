@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from node.transport.control import CONTROL_CODES, Ack, ControlFrame
 from node.transport.shield import shielded
 from node.transport.stream import MuxedStream
-from protocol.errors import PeerError, PeerGone, ProtocolViolation
+from protocol.errors import PeerGone, ProtocolViolation
 from protocol.messages import Lane as LaneName
 from protocol.messages import Message
 from protocol.ports import Observer, Tensor
@@ -66,7 +66,7 @@ class Lane:
         self.stream, self._codec, self._observer = stream, codec, observer
         self._credit_bytes = credit_bytes
         self.bytes_in = self.bytes_out = 0
-        self._error: PeerError | None = None
+        self._failure: str | None = None
         # outbound
         self._turn = trio.Lock()
         self._queue: deque[_Parcel] = deque()
@@ -101,7 +101,7 @@ class Lane:
             await self._withdraw(parcel, stall_s)
             raise
         if not parcel.is_delivered:
-            raise self._error or PeerGone("the session ended")
+            raise PeerGone(self._failure or "the session ended")
 
     def post(self, frame: Frame) -> None:
         """Send a frame that is neither counted nor acknowledged, if the writer is not behind."""
@@ -109,13 +109,13 @@ class Lane:
             self._enqueue(_Parcel(frame, is_counted=False))
 
     async def _await_credit(self, num_bytes: int) -> None:
-        while self._error is None:
+        while self._failure is None:
             if not self._outstanding_bytes:
                 return
             if self._outstanding_bytes + num_bytes <= self._credit_bytes:
                 return
             await self._credit_changed.wait()
-        raise self._error
+        raise PeerGone(self._failure)
 
     def _enqueue(self, parcel: _Parcel) -> None:
         self._queue.append(parcel)
@@ -242,7 +242,7 @@ class Lane:
 
     def fail(self, reason: str) -> None:
         """The session is over: whoever still waits gets PeerGone."""
-        self._error = PeerGone(reason)
+        self._failure = reason
         for parcel in (*self._queue, *self._unacknowledged):
             parcel.written.set()
             parcel.settled.set()

@@ -71,8 +71,8 @@ class Libp2pNetwork:
         }
         self._codec = Codec(limits, CONTROL_CODES)
         greeter = Greeter(swarm, self._codec, wall_clock)
-        reception = Reception(greeter, self._judge, self._begin, self._deadlines, observer)
-        self._host = HardenedHost(key, reception.serve, self._deadlines, observer)
+        self._reception = Reception(greeter, self._judge, self._begin, self._deadlines, observer)
+        self._host = HardenedHost(key, self._reception.serve, self._deadlines, observer)
         self._book = AddressBook(self._deadlines.redial_backoff_s, rng or random.Random())  # noqa: S311
         self._dialler = Dialler(self._host, greeter, self._book, self._deadlines)
         self._sessions: dict[PeerId, Session] = {}
@@ -186,8 +186,14 @@ class Libp2pNetwork:
         try:
             with trio.move_on_after(self._deadlines.dial_s):
                 with dial.scope:
-                    if meeting := await self._dialler.dial(dial):
-                        self._begin(meeting)
+                    # having accepted the peer's dial we must not greet it: it may yield to us
+                    pending = self._reception.pending(dial.peer)
+                    if pending is not None:
+                        await pending.wait()
+                    if not dial.established.is_set():
+                        meeting = await self._dialler.dial(dial)
+                        if meeting is not None:
+                            self._begin(meeting)
                 await dial.established.wait()
         except PeerError as error:
             failure = str(error)

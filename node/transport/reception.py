@@ -26,7 +26,8 @@ class _Half:
     hello: Hello
     stream: MuxedStream
     clock_offset_s: float
-    paired: trio.Event = field(default_factory=trio.Event)
+    is_paired: bool = False
+    settled: trio.Event = field(default_factory=trio.Event)
 
 
 class Reception:
@@ -66,6 +67,11 @@ class Reception:
             await self._await_bulk(peer, half)
         await stream.conn.event_closed.wait()
 
+    def pending(self, peer: PeerId) -> trio.Event | None:
+        """While the peer is making a session with us: what is set when it has one or gave up."""
+        half = self._halves.get(peer)
+        return half.settled if half else None
+
     def _half_for(self, peer: PeerId, hello: Hello, stream: MuxedStream) -> _Half | Refusal:
         """Return the session in the making that a stream belongs to, or why it is refused."""
         if refusal := self._greeter.judge(hello):
@@ -83,14 +89,25 @@ class Reception:
         return self._halves[peer]
 
     def _pair(self, peer: PeerId, half: _Half, bulk: MuxedStream) -> None:
-        half.paired.set()
+        half.is_paired = True
+        half.settled.set()
         streams: dict[Lane, MuxedStream] = {"control": half.stream, "bulk": bulk}
         self._begin(Meeting(peer, streams, False, half.clock_offset_s))
 
     async def _await_bulk(self, peer: PeerId, half: _Half) -> None:
+        """Wait for the other lane; give up when it takes too long or the first one is lost."""
         with trio.move_on_after(self._deadlines.dial_s):
-            await half.paired.wait()
-        if not half.paired.is_set():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_settle_at_end, half)
+                await half.settled.wait()
+                nursery.cancel_scope.cancel()
+        if not half.is_paired:
             half.stream.conn.abort()
+            half.settled.set()
             if self._halves.get(peer) is half:
                 del self._halves[peer]
+
+
+async def _settle_at_end(half: _Half) -> None:
+    await half.stream.conn.event_closed.wait()
+    half.settled.set()
