@@ -63,6 +63,7 @@ def demo(
         context=context,
         stages=stages,
         holders=holders,
+        data_nodes=data_nodes,
         steps=steps,
         quota=quota,
         microbatch=microbatch,
@@ -72,14 +73,13 @@ def demo(
     )
     with Interrupts() as interrupts:
         try:
-            _run(recipe, data_nodes, data or [], keep, interrupts, as_json=as_json)
+            _run(recipe, data or [], keep, interrupts, as_json=as_json)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
 
 
 def _run(
     recipe: Recipe,
-    data_nodes: int,
     data: Sequence[Path],
     keep: Path | None,
     interrupts: Interrupts,
@@ -91,7 +91,7 @@ def _run(
 
     root = keep or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     swarm = LocalSwarm(
-        root, recipe.manifest, holders=recipe.holders, data_nodes=data_nodes, data=data
+        root, recipe.manifest, holders=recipe.holders, data_nodes=recipe.data_nodes, data=data
     )
     interrupts.hurry = swarm.hurry
     watch = Watch(swarm)

@@ -20,6 +20,7 @@ _COMMENTS = {
     "stages": "equal parts, or a list of layers per stage; each part fits one volunteer",
     "wire_dtype": 'how activations cross: "float32", or "bfloat16" for half the traffic',
     "min_holders": "holders that every stage needs before training starts",
+    "min_data_nodes": "data nodes that it needs, too",
     "steps": "training ends after so many optimiser steps",
     "quota": "microbatches per step, of the whole swarm",
     "microbatch": "sequences per microbatch",
@@ -48,6 +49,7 @@ class Recipe:
     context: int = 128
     stages: int = 3
     holders: int = 1
+    data_nodes: int = 1
     steps: int = 60
     quota: int = 16
     microbatch: int = 8
@@ -67,6 +69,7 @@ class Recipe:
                     "stages": self.stages,
                     "wire_dtype": self.wire_dtype,
                     "min_holders": self.holders,
+                    "min_data_nodes": self.data_nodes,
                 },
                 "training": self._training(),
                 "data": {"seed": self.seed, "eval_every": max(1, self.steps // 6)},
@@ -81,7 +84,7 @@ class Recipe:
             "kv_heads": max(1, self.heads // 2),
             # 8/3 of the width, rounded up to 32 channels: SwiGLU has three matrices, not two.
             "feed_forward": -(-self.width * 8 // (3 * 32)) * 32,
-            "vocabulary": 256,
+            "vocabulary": 257,  # the bytes, and one to part documents
             "context": self.context,
         }
 
@@ -90,7 +93,8 @@ class Recipe:
             "steps": self.steps,
             "quota": self.quota,
             "microbatch": self.microbatch,
-            "optimizer": {"learning_rate": self.learning_rate},
+            # A short training has no time for a long memory of gradients, nor for a noisy scale.
+            "optimizer": {"learning_rate": self.learning_rate, "beta1": 0.8, "beta2": 0.99},
             "schedule": {"kind": "cosine", "warmup_steps": self.steps // 10},
             "clip_norm": 1.0,
             "seed": self.seed,

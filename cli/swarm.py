@@ -44,6 +44,9 @@ def create(
     holders: Annotated[
         int, typer.Option(help="Holders that each stage needs before training starts.")
     ] = _DEFAULT.holders,
+    data_nodes: Annotated[
+        int, typer.Option(help="Data nodes needed before training starts.")
+    ] = _DEFAULT.data_nodes,
     steps: Annotated[int, typer.Option(help="Optimiser steps to train.")] = _DEFAULT.steps,
     quota: Annotated[int, typer.Option(help="Microbatches per step.")] = _DEFAULT.quota,
     microbatch: Annotated[

@@ -13,10 +13,10 @@ from cli.main import app, run
 NODE = {"--state", "--json"}
 LIMITS = {"--device", "--threads", "--memory"}
 SHAPE = {"--layers", "--width", "--context", "--stages", "--holders", "--steps", "--quota"}
-RECIPE = SHAPE | {"--microbatch", "--learning-rate", "--seed", "--wire-dtype"}
+RECIPE = SHAPE | {"--data-nodes", "--microbatch", "--learning-rate", "--seed", "--wire-dtype"}
 FLAGS = {
     "": {"--version", "--debug"},
-    "demo": RECIPE | {"--data-nodes", "--data", "--keep", "--json"},
+    "demo": RECIPE | {"--data", "--keep", "--json"},
     "join": NODE | LIMITS | {"--role", "--stage", "--data"},
     "status": NODE,
     "peers": NODE,

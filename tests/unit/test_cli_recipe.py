@@ -23,11 +23,12 @@ def test_comments_do_not_change_the_manifest() -> None:
 
 
 def test_every_choice_reaches_the_manifest() -> None:
-    recipe = Recipe("n", 8, 64, 2, 32, 4, 3, 30, 5, 2, 1e-2, 9, "bfloat16")
+    recipe = Recipe("n", 8, 64, 2, 32, 4, 3, 2, 30, 5, 2, 1e-2, 9, "bfloat16")
     manifest = recipe.manifest((KEY.peer_id,))
     model, pipeline, training = manifest.model, manifest.pipeline, manifest.training
     assert (manifest.name, model.layers, model.width, model.heads) == ("n", 8, 64, 2)
-    assert (model.context, pipeline.stages, pipeline.min_holders) == (32, 4, 3)
+    assert (model.context, pipeline.stages) == (32, 4)
+    assert (pipeline.min_holders, pipeline.min_data_nodes) == (3, 2)
     assert (training.steps, training.quota, training.microbatch) == (30, 5, 2)
     assert (training.optimizer.learning_rate, training.seed, manifest.data.seed) == (1e-2, 9, 9)
     assert pipeline.wire_dtype == "bfloat16"
@@ -62,6 +63,6 @@ def test_wrong_choices_are_named() -> None:
 
 def test_number_of_parameters() -> None:
     manifest = Recipe(layers=1, width=8, heads=2, stages=1).manifest((KEY.peer_id,))
-    # q and o 8x8, k and v 4x8, three of 32x8, embedding and head 256x8
+    # q and o 8x8, k and v 4x8, three of 32x8, embedding and head 257x8
     assert manifest.model.feed_forward == 32
-    assert num_parameters(manifest) == 2 * 64 + 2 * 32 + 3 * 256 + 2 * 2048
+    assert num_parameters(manifest) == 2 * 64 + 2 * 32 + 3 * 256 + 2 * 257 * 8
