@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _STALL_LIMIT_S = 600.0
+_PATIENCE_S = 5.0  # when all nodes leave at once, none has anybody to hand its work to
 _INTERRUPTED = 130
 _DEFAULT = Recipe()
 
@@ -102,7 +103,7 @@ def _run(
         say("\nstopping; press Ctrl-C again to kill at once")
         raise
     finally:
-        swarm.stop()
+        swarm.stop(_PATIENCE_S)
         num_leftover = len(swarm.leftovers())
         if not watch.is_complete:
             _tell_saved(swarm, watch)
