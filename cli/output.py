@@ -37,6 +37,11 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def printable(text: str) -> str:
+    """Return ``text`` without what could steer a terminal: a model may write any byte."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 def size(num_bytes: float) -> str:
     """Return a number of bytes as people write it (powers of 1024)."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.output import emit, emit_json, facts
+from cli.output import emit, emit_json, facts, printable
 from cli.picture import chart, draw_loss
 from node.status import StepStatus
 
@@ -82,7 +82,7 @@ def _print(
         emit(line)
     emit("\n" + facts({name.replace("_", " "): _text(value) for name, value in result.items()}))
     if sample:
-        emit(f"\nwritten by the swarm, after 'def ':\n\n{sample}")
+        emit(f"\nwritten by the swarm, after 'def ':\n\n{printable(sample)}")
     emit(
         "\n"
         + facts(

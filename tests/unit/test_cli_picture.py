@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.output import duration, facts, size, table
+from cli.output import duration, facts, printable, size, table
 from cli.picture import chart, draw_loss, resample
 
 
@@ -48,3 +48,4 @@ def test_words_for_people() -> None:
     assert duration(3725.4) == "1:02:05"
     assert facts({"a": 1, "long": 2}) == "a     1\nlong  2"
     assert table(("x", "yy"), [(1, 2)]) == "x  yy\n1  2"
+    assert printable("a\x1b[2Jé\n\tb\0") == "a\ufffd[2Jé\n\tb\ufffd"
