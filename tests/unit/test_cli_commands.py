@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 from fake_daemon import fake_path
 
+from cli.main import run
 from node.config import load_config
 from protocol.invite import Invite
 from protocol.keys import NodeKey
@@ -25,27 +26,33 @@ SHOAL = (sys.executable, "-c", "from cli.main import main; main()")
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/" + NodeKey(b"s" * 32).peer_id
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 class Shoal:
     """Runs `shoal` with a state directory of its own and the fake daemon."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         self.state = folder / "state"
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": fake_path(folder),
-            "SHOAL_STATE": str(self.state),
-        }
+        self.set = monkeypatch.setenv
+        self._capfd = capfd
+        self.set("PYTHONPATH", fake_path(folder))
+        self.set("SHOAL_STATE", str(self.state))
 
-    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*SHOAL, *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env=self.environment,
-        )
+    def __call__(self, *words: str) -> Answer:
+        """Run a command to its end, in this process: starting Python for each takes too long."""
+        self._capfd.readouterr()
+        status = run(list(words))
+        told = self._capfd.readouterr()
+        return Answer(status, told.out, told.err)
 
     @contextmanager
     def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
@@ -56,7 +63,6 @@ class Shoal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=self.environment,
         ) as process:
             try:
                 yield process
@@ -65,8 +71,10 @@ class Shoal:
 
 
 @pytest.fixture
-def shoal(tmp_path: Path) -> Shoal:
-    return Shoal(tmp_path)
+def shoal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Shoal:
+    return Shoal(tmp_path, monkeypatch, capfd)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
@@ -160,7 +168,7 @@ def test_killing_the_command_ends_its_daemon(shoal: Shoal, tmp_path: Path) -> No
 
 def test_a_daemons_own_error_and_status_come_through(shoal: Shoal, tmp_path: Path) -> None:
     create(shoal, tmp_path)
-    shoal.environment["SHOAL_FAKE"] = "dies"
+    shoal.set("SHOAL_FAKE", "dies")
     answer = shoal("swarm", "run")
     assert answer.returncode == 6
     assert "error[resource]: no memory" in answer.stderr
@@ -222,7 +230,7 @@ def test_identity_and_config_need_no_daemon(shoal: Shoal, tmp_path: Path) -> Non
     known = json.loads(shoal("identity", "show", "--json").stdout)
     organiser = SignedManifest.from_toml((shoal.state / "manifest.toml").read_text())
     assert known["peer_id"] == organiser.manifest.organiser
-    shoal.environment["SHOAL_THREADS"] = "2"
+    shoal.set("SHOAL_THREADS", "2")
     rows = json.loads(shoal("config", "show", "--origin", "--json").stdout)
     threads = next(row for row in rows if row["name"] == "threads")
     assert threads == {"name": "threads", "value": 2, "origin": "SHOAL_THREADS"}
