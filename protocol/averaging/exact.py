@@ -7,6 +7,7 @@ every shard came back; whether it may be used is decided elsewhere (PREPARED by 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,8 +20,6 @@ from protocol.errors import AveragingFailed, PeerError
 from protocol.keys import PeerId
 from protocol.messages import ReducePart, ReduceResult
 from protocol.ports import Envelope, Network
-
-EARLY_MESSAGES_KEPT = 64
 
 
 def shard_bounds(length: int, num_shards: int) -> list[tuple[int, int]]:
@@ -100,7 +99,7 @@ class ExactAverager:
         self._network = network
         self._deadlines = deadlines
         self._current: ExactReduce | None = None
-        self._early: list[Envelope] = []
+        self._early: dict[tuple[PeerId, str], Envelope] = {}
         self._last = (-1, -1)
         self._arrived = trio.Event()
 
@@ -110,11 +109,12 @@ class ExactAverager:
         """Return the sum over all members and the total count; raise AveragingFailed."""
         rule = ExactReduce(round_, self._network.peer_id, gradient, num_microbatches)
         self._current, self._last = rule, (round_.step, round_.term)
-        early, self._early = self._early, []
-        for envelope in early:
-            self.deliver(envelope)
+        early, self._early = self._early, {}
+        for envelope in early.values():
+            with suppress(AveragingFailed):  # who sent a wrong shape owes it still
+                self.deliver(envelope)
         try:
-            with trio.move_on_after(self._deadlines.averaging_s):
+            with trio.move_on_after(self._deadlines.averaging_s + round_.grace_s):
                 return await self._exchange(rule)
             raise AveragingFailed(rule.missing(), "deadline")
         except* PeerError as group:
@@ -124,7 +124,10 @@ class ExactAverager:
             self._current = None
 
     def deliver(self, envelope: Envelope) -> None:
-        """Take a part or a result; keep it for a round that starts a little later."""
+        """Take a member's part or result; keep it for a round that starts a little later.
+
+        Raises AveragingFailed for a shard of the wrong shape.
+        """
         message = envelope.message
         rule = self._current
         if rule is None or not _belongs(message, rule.round):
@@ -145,8 +148,7 @@ class ExactAverager:
             return
         if (message.step, message.term) <= self._last:
             return
-        self._early.append(envelope)
-        del self._early[:-EARLY_MESSAGES_KEPT]
+        self._early[envelope.sender, message.kind] = envelope  # a member sends one of each a round
 
     async def _exchange(self, rule: ExactReduce) -> tuple[torch.Tensor, int]:
         async with trio.open_nursery() as nursery:

@@ -13,13 +13,17 @@ from protocol.ports import Envelope
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One averaging: who takes part, under which decision. ``members`` are in PeerID order."""
+    """One averaging: who takes part, under which decision. ``members`` are in PeerID order.
+
+    ``grace_s`` is how much later than others a member may start, because it had to recompute.
+    """
 
     step: int
     term: int
     epoch: int
     stage: int
     members: tuple[PeerId, ...]
+    grace_s: float = 0.0
 
 
 class Averager(Protocol):

@@ -20,10 +20,9 @@ from protocol.keys import PeerId
 from protocol.messages import Decision, Entry, Ledger, Prepared, StepClose, Suspect
 from protocol.ports import Tensor
 from protocol.step.decision import check_close
-from protocol.step.ledger import SlotId, StepLedger, assignments, duplicates
+from protocol.step.ledger import SlotId, StepLedger, assignments, drawing_nodes, duplicates
 
-PASS_ON_AFTER_S = 1.0
-REPEAT_S = 2.0
+REPEAT_S = 1.0
 
 
 class Closing:
@@ -37,56 +36,109 @@ class Closing:
         self._flow = flow
         self._repair = repair
         self._ledgers: dict[int, dict[PeerId, tuple[SlotId, ...]]] = {}
+        self._mine: Ledger | None = None
+        self._peers: tuple[PeerId, ...] = ()
+        self._suspects: dict[PeerId, str] = {}
         self._changed = Signal()
         self.prepared_digest: str | None = None
 
     # --- messages --------------------------------------------------------------------------
 
-    def on_close(self, close: StepClose) -> None:
+    def on_close(self, close: StepClose, decision: Decision) -> None:
         """Take a data node's close, whoever passed it on."""
         check_close(close, self._ctx.swarm)
-        if self._ledger.on_close(close):
+        if self._ledger.on_close(close, decision):
             self._changed.notify()
 
-    def on_ledger(self, message: Ledger, sender: PeerId) -> None:
+    def on_ledger(self, message: Ledger, sender: PeerId, decision: Decision) -> None:
         """Take a stage peer's ledger, also one of a term that this member has not seen yet."""
-        if message.stage != self._ctx.stage:
+        stage = self._ctx.stage
+        if message.stage != stage or sender not in decision.roster[stage]:
             return
         slots = tuple((e.data_node, e.slot) for e in message.entries)
         self._ledgers.setdefault(message.term, {})[sender] = slots
         self._changed.notify()
 
+    async def say_again(self) -> None:
+        """A session may break under a ledger, so it is said until the averaging is done.
+
+        A stage peer that stays silent may lack a close: it gets those that I have.
+        """
+        while True:
+            await trio.sleep(REPEAT_S)
+            mine, peers = self._mine, self._peers
+            if mine is None:
+                continue
+            await self._ctx.send_all(peers, mine)
+            silent = [p for p in peers if p not in self._ledgers.get(mine.term, {})]
+            for close in self._ledger.closes.values():
+                await self._ctx.send_all(silent, close)
+
     # --- the way to PREPARED ---------------------------------------------------------------
 
     async def run(self, decision: Decision) -> None:
-        """Reconcile, average and prepare under one term. Raises PeerTimeout if peers stay silent.
+        """Reconcile, average and prepare under one term; raise PeerError if that cannot be done.
 
-        Whoever keeps the step from ending is reported to the authorities, who alone decide.
+        Whoever keeps the step from ending is then to be accused.
         """
         ctx = self._ctx
-        self.prepared_digest = None
+        self.prepared_digest, self._mine = None, None
+        self._suspects.clear()
+        self._ledgers = {t: of for t, of in self._ledgers.items() if t >= decision.term}
         await ctx.compute("update", ctx.state.abandon)
         await self._wait_for_closes(decision)
         expected = self._ledger.expected(decision)
         await self._settle(expected, decision)
         await ctx.faults.reach("in_reconcile", decision.step)
-        for slot in await self._reconcile(decision, expected):
+        missing = await self._reconcile(decision, expected)
+        for slot in sorted(s for s, member in missing.items() if member == ctx.me):
             await self._repair.recompute(slot, expected[slot], decision)
-        total = await self._average(decision, expected)
+        grace_s = ctx.deadlines.step_stall_s if missing else 0.0
+        total = await self._average(decision, expected, grace_s)
+        self._mine = None
         await self._prepare(decision, total, len(expected))
 
+    async def accuse(self, decision: Decision, cause: str) -> None:
+        """Tell the authorities, who alone decide, why ``run`` failed, until there is a new term.
+
+        Without a suspect it names this member: a step that nobody reports would stay open.
+        """
+        suspects = dict(self._suspects) or {self._ctx.me: cause}
+        while True:
+            for peer in sorted(suspects):
+                message = Suspect(
+                    step=decision.step, term=decision.term, peer=peer, reason=suspects[peer][:200]
+                )
+                await self._ctx.tell_authorities(message)
+            await trio.sleep(REPEAT_S)
+
     async def _wait_for_closes(self, decision: Decision) -> None:
-        with trio.move_on_after(self._ctx.deadlines.step_stall_s) as scope:
-            await self._changed.until(lambda: not self._ledger.missing_closes(decision))
-        if scope.cancelled_caught:
-            await self._suspect(decision, self._ledger.missing_closes(decision), "no STEP_CLOSE")
-            raise PeerTimeout("a data node did not close the step")
+        """However long the step takes, as long as microbatches keep coming."""
+        started_at = trio.current_time()
+        while self._ledger.missing_closes(decision):
+            with trio.move_on_after(self._ctx.deadlines.step_stall_s / 4):
+                await self._changed.until(lambda: not self._ledger.missing_closes(decision))
+            silent = self._fell_silent(decision, started_at)
+            if silent:
+                self._suspect(silent, "no STEP_CLOSE")
+                raise PeerTimeout("a data node did not close the step")
+
+    def _fell_silent(self, decision: Decision, started_at: float) -> set[PeerId]:
+        """Data nodes that have not closed and send nothing any more; their holders see that."""
+        if not isinstance(self._flow, HolderFlow):
+            return set()
+        heard_at, limit_s = self._flow.heard_at, self._ctx.deadlines.step_stall_s
+        return {
+            peer
+            for peer in self._ledger.missing_closes(decision)
+            if trio.current_time() - max(started_at, heard_at.get(peer, 0.0)) >= limit_s
+        }
 
     async def _settle(self, expected: Mapping[SlotId, Entry], decision: Decision) -> None:
         """COMMITs that were lost on the way: the closes say the same."""
         wrong = self._ledger.unexpected(expected, decision)
         if wrong:
-            await self._suspect(decision, {peer for peer, _ in wrong}, "COMMIT outside its close")
+            self._suspect({peer for peer, _ in wrong}, "COMMIT outside its close")
             raise ProtocolViolation("a data node committed what its STEP_CLOSE does not list")
         if isinstance(self._flow, HolderFlow):
             for work in self._ledger.unsettled(expected):
@@ -94,22 +146,27 @@ class Closing:
 
     async def _reconcile(
         self, decision: Decision, expected: Mapping[SlotId, Entry]
-    ) -> list[SlotId]:
-        """Exchange ledgers with the stage; return the missing slots that fall to me."""
+    ) -> dict[SlotId, PeerId]:
+        """Exchange ledgers with the stage; return the missing slots and who recomputes each."""
         ctx = self._ctx
         members = decision.roster[ctx.stage]
         entries = self._ledger.entries(expected)
         ledgers = self._ledgers.setdefault(decision.term, {})
         ledgers[ctx.me] = tuple((e.data_node, e.slot) for e in entries)
-        await self._exchange_ledgers(
-            decision,
-            Ledger(step=decision.step, term=decision.term, stage=ctx.stage, entries=entries),
+        self._mine = Ledger(
+            step=decision.step, term=decision.term, stage=ctx.stage, entries=entries
         )
+        self._peers = members
+        await self._exchange_ledgers(decision, self._mine)
         agreed = {m: [s for s in ledgers[m] if s in expected] for m in members}
         if any(ctx.me in owners[1:] for owners in duplicates(agreed).values()):
-            await self._suspect(decision, {ctx.me}, "holds a duplicate")
+            self._suspect({ctx.me}, "holds a duplicate")
             raise ProtocolViolation("my sums hold what another holder has too")
-        return sorted(s for s, m in assignments(expected, agreed).items() if m == ctx.me)
+        missing = assignments(expected, agreed)
+        if missing and ctx.stage == 0:  # a data node's own gradients: nobody else can have them
+            self._suspect({peer for peer, _ in missing}, "lost its own sums")
+            raise ProtocolViolation("a data node lost what it committed")
+        return missing
 
     async def _exchange_ledgers(self, decision: Decision, mine: Ledger) -> None:
         ctx = self._ctx
@@ -118,37 +175,26 @@ class Closing:
         with trio.move_on_after(ctx.deadlines.request_s) as deadline:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ctx.send_all, members, mine)
-                passing_on = trio.CancelScope()
-                nursery.start_soon(self._pass_closes_on, decision, passing_on)
                 await self._changed.until(lambda: members <= ledgers.keys())
-                passing_on.cancel()
         if deadline.cancelled_caught:
-            await self._suspect(decision, members - ledgers.keys(), "no LEDGER")
+            self._suspect(members - ledgers.keys(), "no LEDGER")
             raise PeerTimeout("a holder of this stage did not send its ledger")
 
-    async def _pass_closes_on(self, decision: Decision, scope: trio.CancelScope) -> None:
-        """A stage peer that stays silent may lack a close: hand it what I have."""
-        with scope:
-            while True:
-                await trio.sleep(PASS_ON_AFTER_S)
-                have = self._ledgers[decision.term]
-                silent = [p for p in decision.roster[self._ctx.stage] if p not in have]
-                for close in self._ledger.closes.values():
-                    await self._ctx.send_all(silent, close)
-
-    async def _average(self, decision: Decision, expected: Mapping[SlotId, Entry]) -> Tensor:
+    async def _average(
+        self, decision: Decision, expected: Mapping[SlotId, Entry], grace_s: float
+    ) -> Tensor:
         ctx = self._ctx
-        groups = decision.data_nodes
+        groups = drawing_nodes(decision)
         gradient = await ctx.compute("update", lambda: ctx.state.gradient(groups))
         count = len(self._ledger.entries(expected))
         await ctx.faults.reach("in_reduce", decision.step)
         members = decision.roster[ctx.stage]
-        round_ = Round(decision.step, decision.term, 0, ctx.stage, members)
+        round_ = Round(decision.step, decision.term, 0, ctx.stage, members, grace_s)
         started = trio.current_time()
         try:
             total, total_count = await ctx.averager.total(round_, gradient, count)
         except AveragingFailed as error:
-            await self._suspect(decision, map(PeerId, error.missing), "averaging")
+            self._suspect(map(PeerId, error.missing), "averaging")
             raise
         ctx.observer.count("seconds", trio.current_time() - started, phase="averaging")
         if total_count != len(expected):
@@ -166,7 +212,5 @@ class Closing:
             await trio.sleep(REPEAT_S)
             await ctx.tell_authorities(message)
 
-    async def _suspect(self, decision: Decision, peers: Iterable[PeerId], reason: str) -> None:
-        for peer in sorted(peers):
-            message = Suspect(step=decision.step, term=decision.term, peer=peer, reason=reason)
-            await self._ctx.tell_authorities(message)
+    def _suspect(self, peers: Iterable[PeerId], reason: str) -> None:
+        self._suspects |= dict.fromkeys(peers, reason)

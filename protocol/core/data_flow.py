@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 import trio
 
 from protocol.core.context import Context
+from protocol.core.flow import GENERATION_SLOTS, Flow
+from protocol.core.forward_only import ForwardOnly
 from protocol.core.signal import Signal
 from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
@@ -32,39 +34,13 @@ from protocol.messages import (
     StepClose,
     WorkId,
 )
-from protocol.ports import Envelope, Tensor
+from protocol.ports import Envelope, JobKind, Tensor
 from protocol.step.decision import sign_close
 from protocol.step.ledger import StepLedger
 
-VALIDATION_SLOTS = 2**40
-GENERATION_SLOTS = 2**41
 RETRY_PAUSE_S = 0.1
-
-
-@dataclass(slots=True)
-class Flow:
-    """One try at one microbatch, as its data node sees it."""
-
-    id: WorkId
-    purpose: Purpose
-    first: PeerId | None = None
-    sent_at: float = 0.0
-    activation: Tensor | None = None
-    gradient: Tensor | None = None
-    path: tuple[PeerId, ...] = ()
-    loss: float = math.nan
-    result: Tensor | None = None
-    failure: str | None = None
-    target_stage: int = 0
-    target: PeerId | None = None
-    avoid: set[PeerId] = field(default_factory=set)
-    settled: trio.Event = field(default_factory=trio.Event)
-
-    def settle(self, failure: str | None = None) -> None:
-        """The try came to its end, well or not."""
-        if not self.settled.is_set():
-            self.failure = failure
-            self.settled.set()
+DEADLINE = "deadline"
+T = TypeVar("T")
 
 
 class DataFlow:
@@ -77,26 +53,24 @@ class DataFlow:
         self._flows: dict[WorkId, Flow] = {}
         self._attempts: dict[int, int] = {}
         self._entries: list[Entry] = []
-        self._next_generation = GENERATION_SLOTS
         self._shares_changed = Signal()
-        self.validation_loss: float | None = None
+        self.forward_only = ForwardOnly(ctx, self)
         self.num_reissued = 0
 
     # --- driving ---------------------------------------------------------------------------
 
     async def drive(self, publish_close: Callable[[StepClose], None]) -> None:
         """Bring every slot of this data node to its commit, validate if due, then close."""
-        while not (slots := self._my_slots()):
-            if self._validation_is_due():
-                await self._validate()
-            await self._shares_changed.wait()
-        room = trio.Semaphore(self._window())
+        if not self._my_slots():
+            await self.forward_only.validate_if_due()
+            await self._shares_changed.until(lambda: bool(self._my_slots()))
+        slots = self._my_slots()
+        room = trio.Semaphore(self.window())
         async with trio.open_nursery() as nursery:
             for slot in slots:
                 await room.acquire()
                 nursery.start_soon(self._bring_home, slot, room)
-        if self._validation_is_due():
-            await self._validate()
+        await self.forward_only.validate_if_due()
         await self._ctx.faults.reach("before_close", self.decision.step)
         publish_close(sign_close(self._ctx.swarm, self.decision.step, self._entries, self._ctx.key))
 
@@ -104,7 +78,7 @@ class DataFlow:
         me = self._ctx.me
         return next((s.slots for s in self.decision.shares if s.data_node == me), ())
 
-    def _window(self) -> int:
+    def window(self) -> int:
         """Microbatches in flight: what the smallest stage has room for, shared out."""
         holders = min(len(h) for h in self.decision.roster[1:])
         room = holders * max(1, self._ctx.capacity - 1)
@@ -113,25 +87,30 @@ class DataFlow:
     async def _bring_home(self, slot: int, room: trio.Semaphore) -> None:
         ctx = self._ctx
         while True:
-            flow = self._new_flow(slot, "train")
-            if await self._attempt(flow):
+            flow = self.new_flow(slot, "train")
+            if await self.attempt(flow):
                 await self._commit(flow)
                 room.release()
                 return
             ctx.observer.count("microbatches_reissued")
             ctx.observer.event("microbatch_reissued", slot=slot, cause=flow.failure)
             self.num_reissued += 1
-            await self._give_up(flow)
+            await self.give_up(flow)
             await trio.sleep(RETRY_PAUSE_S)
 
-    def _new_flow(self, slot: int, purpose: Purpose) -> Flow:
+    def new_flow(self, slot: int, purpose: Purpose) -> Flow:
+        """The next try at a slot."""
         attempt = self._attempts.get(slot, -1) + 1
         self._attempts[slot] = attempt
         flow = Flow(WorkId(self.decision.step, self._ctx.me, slot, attempt), purpose)
         self._flows[flow.id] = flow
         return flow
 
-    async def _attempt(self, flow: Flow) -> bool:
+    def forget_attempts(self, slot: int) -> None:
+        """A slot that will never be tried again."""
+        self._attempts.pop(slot, None)
+
+    async def attempt(self, flow: Flow) -> bool:
         """Embed, send, and wait until the gradient (or what is wanted) is back."""
         ctx = self._ctx
         if flow.activation is None:
@@ -141,7 +120,8 @@ class DataFlow:
         with trio.move_on_after(ctx.deadlines.flow_s):
             await self._send_out(flow)
             await flow.settled.wait()
-        flow.settle("deadline")
+        flow.settle(DEADLINE)
+        self._uncount(flow, is_fault=flow.failure == DEADLINE)
         return flow.failure is None
 
     async def _send_out(self, flow: Flow) -> None:
@@ -155,6 +135,7 @@ class DataFlow:
                 continue
             flow.sent_at = trio.current_time()
             ctx.router.sent(flow.first, flow.sent_at)
+            flow.counted = flow.first
             message = Forward(
                 step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
                 stage=1, path=(), purpose=flow.purpose,
@@ -162,8 +143,18 @@ class DataFlow:
             )  # fmt: skip
             if await ctx.try_send(flow.first, message, (flow.activation,)):
                 return
-            ctx.router.lost(flow.first, trio.current_time(), is_fault=True)
+            self._uncount(flow, is_fault=True)
             flow.avoid.add(flow.first)
+
+    def _uncount(self, flow: Flow, *, is_fault: bool) -> None:
+        """The router counts a try no longer; one that came back it has been told of."""
+        if flow.counted is not None:
+            self._ctx.router.lost(flow.counted, trio.current_time(), is_fault=is_fault)
+            flow.counted = None
+
+    async def _compute(self, flow: Flow, kind: JobKind, job: Callable[[], T]) -> T | None:
+        """Run a job of a try, or none if the try was given up before the job's turn came."""
+        return await self._ctx.compute(kind, lambda: None if flow.settled.is_set() else job())
 
     def _choose_first(self, flow: Flow) -> PeerId | None:
         if flow.target is not None and flow.target_stage == 1:
@@ -194,18 +185,15 @@ class DataFlow:
         manifest = self._ctx.manifest
         return manifest.training.microbatch * manifest.model.context
 
-    async def _give_up(self, flow: Flow) -> None:
+    async def give_up(self, flow: Flow) -> None:
         """Release a try at every holder that may have seen it."""
         ctx = self._ctx
         holders = [p for stage in self.decision.roster[1:] for p in stage]
         await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
-        await self._release(flow, flow.path or holders)
-
-    async def _release(self, flow: Flow, holders: list[PeerId] | tuple[PeerId, ...]) -> None:
         message = Release(
             step=flow.id.step, data_node=self._ctx.me, slot=flow.id.slot, attempt=flow.id.attempt
         )
-        await self._ctx.send_all(holders, message)
+        await ctx.send_all(holders if flow.failure else flow.path, message)
         self._flows.pop(flow.id, None)
 
     # --- answers from the holders ----------------------------------------------------------
@@ -229,15 +217,17 @@ class DataFlow:
     async def _turn_round(self, flow: Flow, h_BTW: Tensor) -> None:
         """Compute the loss and send its gradient back to the last holder."""
         ctx = self._ctx
-        flow.loss, gradient = await ctx.compute(
-            "edge", lambda: ctx.edge.loss_and_gradient(flow.id, h_BTW)
+        computed = await self._compute(
+            flow, "edge", lambda: ctx.edge.loss_and_gradient(flow.id, h_BTW)
         )
-        flow.gradient = gradient
+        if computed is None:
+            return
+        flow.loss, flow.gradient = computed
         back = Backward(
             step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
             stage=ctx.num_stages, path=flow.path,
         )  # fmt: skip
-        if not await ctx.try_send(flow.path[-1], back, (gradient,)):
+        if not await ctx.try_send(flow.path[-1], back, (flow.gradient,)):
             flow.settle("the last hop is gone")
         elif flow.purpose == "redrive":
             flow.settle()  # the way back ends at the target, which knows by itself
@@ -253,9 +243,10 @@ class DataFlow:
     async def _end_forward_only(self, flow: Flow, h_BTW: Tensor) -> None:
         ctx = self._ctx
         if flow.id.slot >= GENERATION_SLOTS:
-            flow.result = await ctx.compute("edge", lambda: ctx.edge.logits(h_BTW))
+            flow.result = await self._compute(flow, "edge", lambda: ctx.edge.logits(h_BTW))
         else:
-            flow.loss = await ctx.compute("edge", lambda: ctx.edge.loss(flow.id, h_BTW))
+            loss = await self._compute(flow, "edge", lambda: ctx.edge.loss(flow.id, h_BTW))
+            flow.loss = math.nan if loss is None else loss
         flow.settle()
 
     async def on_backward(self, envelope: Envelope) -> None:
@@ -266,13 +257,16 @@ class DataFlow:
         flow = self._flows.get(message.work)
         if flow is None or flow.settled.is_set() or not envelope.tensors or not flow.path:
             return
-        if flow.purpose != "train" or envelope.sender != flow.path[0]:
+        if flow.purpose != "train" or envelope.sender != flow.path[0] or flow.is_back:
             return
+        flow.is_back = True
         now = trio.current_time()
-        ctx.router.returned(flow.path[0], now - flow.sent_at, now)
+        if flow.counted == envelope.sender:
+            ctx.router.returned(envelope.sender, now - flow.sent_at, now)
+            flow.counted = None
         g_BTW = envelope.tensors[0]
         try:
-            await ctx.compute("edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
+            await self._compute(flow, "edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
         except (NonFinite, ProtocolViolation) as error:
             self._refuse(flow, error, envelope.sender)
             return
@@ -284,10 +278,10 @@ class DataFlow:
         self._ctx.observer.event("tensor_refused", code=error.code, cause=cause)
         flow.settle(cause)
 
-    def on_failed(self, message: Failed) -> None:
+    def on_failed(self, message: Failed, sender: PeerId) -> None:
         """A holder says that this try cannot go on."""
         flow = self._flows.get(message.work)
-        if flow is not None:
+        if flow is not None and message.stage and self.decision.stage_of(sender) == message.stage:
             flow.settle(f"stage {message.stage}: {message.reason}")
 
     async def on_busy(self, message: Busy, sender: PeerId) -> None:
@@ -295,7 +289,7 @@ class DataFlow:
         flow = self._flows.get(message.work)
         if flow is None or flow.first != sender or flow.path or flow.settled.is_set():
             return
-        self._ctx.router.lost(sender, trio.current_time(), is_fault=False)
+        self._uncount(flow, is_fault=False)
         flow.avoid.add(sender)
         await self._send_out(flow)
 
@@ -303,7 +297,7 @@ class DataFlow:
         """Tries whose first hop is gone cannot come back."""
         for flow in self._flows.values():
             if flow.first == peer and not flow.settled.is_set():
-                self._ctx.router.lost(peer, trio.current_time(), is_fault=True)
+                self._uncount(flow, is_fault=True)
                 flow.settle("the first hop is gone")
 
     async def on_decision(self, decision: Decision) -> None:
@@ -335,47 +329,11 @@ class DataFlow:
         ctx = self._ctx
         if self.decision.stage_of(sender) != message.stage or message.stage == 0:
             return
-        flow = self._new_flow(message.slot, "redrive")
+        if self._ledger.has_room_for(message.work):
+            return  # it was never committed
+        flow = self.new_flow(message.slot, "redrive")
         flow.target_stage, flow.target = message.stage, sender
-        await self._attempt(flow)
-        await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
-
-    # --- forward only ----------------------------------------------------------------------
-
-    def _validation_is_due(self) -> bool:
-        every = self._ctx.manifest.data.eval_every
-        return bool(every) and (self.decision.step % every == 0 or self.decision.is_final)
-
-    async def _validate(self) -> None:
-        """Mean loss of held-out microbatches under the weights at the start of this step."""
-        losses: list[float] = []
-        room = trio.Semaphore(self._window())
-        async with trio.open_nursery() as nursery:
-            for index in range(self._ctx.manifest.data.eval_microbatches):
-                await room.acquire()
-                nursery.start_soon(self._validate_one, index, losses, room)
-        if losses:
-            self.validation_loss = math.fsum(losses) / len(losses)
-            self._ctx.observer.gauge("validation_loss", self.validation_loss)
-
-    async def _validate_one(self, index: int, losses: list[float], room: trio.Semaphore) -> None:
-        ctx = self._ctx
-        flow = self._new_flow(VALIDATION_SLOTS + index, "eval")
-        flow.activation = await ctx.compute(
-            "embed", lambda: ctx.edge.embed_validation(flow.id, index)
-        )
-        if await self._attempt(flow):
-            losses.append(flow.loss)
-        await self._give_up(flow)
-        room.release()
-
-    async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
-        """Send tokens through the swarm; return the logits [batch, vocabulary] or None."""
-        ctx = self._ctx
-        slot, self._next_generation = self._next_generation, self._next_generation + 1
-        flow = self._new_flow(slot, "eval")
-        flow.activation = await ctx.compute("embed", lambda: ctx.edge.embed_tokens(tokens_BT))
-        is_done = await self._attempt(flow)
-        await self._give_up(flow)
-        self._attempts.pop(slot, None)
-        return flow.result if is_done else None
+        if await self.attempt(flow):
+            await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
+        else:
+            await self.give_up(flow)

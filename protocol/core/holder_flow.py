@@ -6,7 +6,9 @@ stage can recompute what died with one of its holders (architecture section 4, p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import trio
 
@@ -24,10 +26,11 @@ from protocol.messages import (
     Forward,
     WorkId,
 )
-from protocol.ports import Envelope, Tensor
+from protocol.ports import Envelope, JobKind, Tensor
 from protocol.step.ledger import SlotId, StepLedger
 
 BUSY_PAUSE_S = 0.05
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Work:
     sent_at: float = 0.0
     output: Tensor | None = None
     gradient: Tensor | None = None
+    is_back: bool = False
     is_pending: bool = False
     is_over: bool = False
     is_forgotten: bool = False
@@ -64,6 +68,7 @@ class HolderFlow:
         self._works: dict[WorkId, Work] = {}
         self._released: set[WorkId] = set()
         self.redriven: dict[SlotId, trio.Event] = {}
+        self.heard_at: dict[PeerId, float] = {}
 
     @property
     def num_open(self) -> int:
@@ -80,9 +85,12 @@ class HolderFlow:
             return
         ctx = self._ctx
         reserve = 1 if message.attempt == 0 and ctx.capacity > 1 else 0
-        if self.num_open >= ctx.capacity - reserve:
+        if not self._knows_both(message, envelope.sender) or (
+            self.num_open >= ctx.capacity - reserve
+        ):
             await ctx.try_send(envelope.sender, _about(Busy, message, stage=ctx.stage))
             return
+        self.heard_at[message.data_node] = trio.current_time()
         work = Work(
             message.work, message.path, message.purpose, message.target_stage, message.target
         )
@@ -91,8 +99,8 @@ class HolderFlow:
         keep = self._needs_backward(work)
         h_BTW = envelope.tensors[0]
         try:
-            work.output = await ctx.compute(
-                "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
+            work.output = await self._compute(
+                work, "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
             )
         except (NonFinite, ProtocolViolation) as error:
             await self._refuse(work, error, envelope.sender)
@@ -110,18 +118,27 @@ class HolderFlow:
         )
 
     def _accepts(self, message: Forward, envelope: Envelope) -> bool:
-        """Whether the message fits this step, this stage and its own path."""
+        """Whether the message fits this stage and its own path, and its try is not over."""
         ctx = self._ctx
         previous = message.path[-1] if message.path else message.data_node
         return (
             message.stage == ctx.stage
             and len(message.path) == ctx.stage - 1
             and previous == envelope.sender
-            and envelope.sender in self.decision.members
-            and message.data_node in self.decision.data_nodes
             and message.work not in self._released
             and len(envelope.tensors) == 1
         )
+
+    def _knows_both(self, message: Forward, sender: PeerId) -> bool:
+        """Whether sender and data node belong to the step, which may be so a moment later."""
+        return (
+            self.decision.stage_of(sender) == self._ctx.stage - 1
+            and message.data_node in self.decision.data_nodes
+        )
+
+    async def _compute(self, work: Work, kind: JobKind, job: Callable[[], T]) -> T | None:
+        """Run a job of a try, or none if the try was forgotten before the job's turn came."""
+        return await self._ctx.compute(kind, lambda: None if work.is_forgotten else job())
 
     async def _hand_on(self, work: Work) -> None:
         """Send the activation to the next holder; try others while one is gone or full."""
@@ -178,16 +195,18 @@ class HolderFlow:
         assert isinstance(message, Backward)
         ctx = self._ctx
         work = self._works.get(message.work)
-        if work is None or work.gradient is not None or work.is_over or not envelope.tensors:
+        if work is None or work.is_back or work.is_over or not envelope.tensors:
             return
         if envelope.sender != work.next or message.stage != ctx.stage:
             return
+        work.is_back = True
+        self.heard_at[message.data_node] = trio.current_time()
         now = trio.current_time()
         ctx.router.returned(envelope.sender, now - work.sent_at, now)
         g_BTW = envelope.tensors[0]
         try:
-            work.gradient = await ctx.compute(
-                "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
+            work.gradient = await self._compute(
+                work, "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
             )
         except (NonFinite, ProtocolViolation) as error:
             await self._refuse(work, error, envelope.sender)
@@ -226,6 +245,7 @@ class HolderFlow:
         if work is None or not work.is_pending:
             return
         if not await self._ctx.compute("commit", lambda: self._commit_once(work)):
+            await self.on_release(work_id)
             return
         self._ctx.observer.count("microbatches_committed", stage=str(self._ctx.stage))
         self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
@@ -261,11 +281,16 @@ class HolderFlow:
         await self._forget(work)
 
     async def on_decision(self, decision: Decision) -> None:
-        """A new roster: what came from a data node that left is void."""
+        """A new roster: void is what came from a data node that left, or went to such a holder."""
         self.decision = decision
         for work in list(self._works.values()):
             if work.id.data_node not in decision.data_nodes:
                 await self._forget(work)
+            elif work.next and work.next not in decision.members and self._awaits_next(work):
+                await self._report_failure(work, "the next hop left the roster")
+
+    def _awaits_next(self, work: Work) -> bool:
+        return not work.is_back and not work.is_over
 
     # --- repair ----------------------------------------------------------------------------
 
@@ -284,7 +309,7 @@ class HolderFlow:
     async def on_peer_down(self, peer: PeerId) -> None:
         """Tell the data node of every microbatch that went to a peer that is gone."""
         for work in list(self._works.values()):
-            if work.next != peer or work.gradient is not None or work.is_over:
+            if work.next != peer or not self._awaits_next(work):
                 continue
             if peer == work.id.data_node:
                 await self._forget(work)
@@ -296,17 +321,17 @@ class HolderFlow:
         """Only the holder that lost this gradient accumulates it; the others just pass it on."""
         ctx = self._ctx
         work.is_over = True
-        event = None
+        slot = (work.id.data_node, work.id.slot)
         if ctx.stage == work.target_stage and work.target == ctx.me:
-            event = self.redriven.pop((work.id.data_node, work.id.slot), None)
-        if event is not None:
-            await ctx.compute("commit", lambda: self._commit_redriven(work.id))
-            event.set()
+            await ctx.compute("commit", lambda: self._commit_redriven(work.id, slot))
+            if slot in self.redriven:
+                self.redriven[slot].set()
         else:
             await ctx.compute("commit", lambda: ctx.state.discard(work.id))
 
-    def _commit_redriven(self, work_id: WorkId) -> None:
-        if self._ledger.has_room_for(work_id):
+    def _commit_redriven(self, work_id: WorkId, slot: SlotId) -> None:
+        """In the worker: only while the closing waits for it, or two holders might have it."""
+        if slot in self.redriven and self._ledger.has_room_for(work_id):
             self._ctx.state.commit(work_id, work_id.data_node)
             self._ledger.commit(work_id)
         else:
@@ -315,7 +340,7 @@ class HolderFlow:
     async def _refuse(
         self, work: Work, error: NonFinite | ProtocolViolation, sender: PeerId
     ) -> None:
-        """The microbatch is tried elsewhere, and the first peer that sent such a tensor is named."""
+        """The microbatch is tried elsewhere, and the peer that sent such a tensor is named."""
         self._ctx.observer.count("errors", code=error.code)
         self._ctx.observer.event(
             "tensor_refused", code=error.code, cause=f"{error.cause}, sent by {sender}"
@@ -337,6 +362,8 @@ class HolderFlow:
         self._released.add(work.id)
         work.is_forgotten, work.is_over, work.is_pending = True, True, False
         work.output = None
+        if work.purpose == "eval":
+            self._works.pop(work.id, None)
         self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
         await self._ctx.compute("commit", lambda: self._ctx.state.discard(work.id))
 

@@ -70,7 +70,7 @@ class Leading:
 
     async def run(self) -> None:
         """Propose whenever something changed; take over when the leader falls silent."""
-        self._heard_at = trio.current_time()
+        self._heard_at = self.membership.watching_since = trio.current_time()
         while True:
             self.membership.forget_the_gone(trio.current_time())
             self._advance(trio.current_time())
@@ -101,8 +101,8 @@ class Leading:
 
     def on_step_open(self, message: StepOpen) -> None:
         """A decision was chosen, here or by another leader."""
-        self._heard_at = trio.current_time()
         if self.latest is None or message.decision.order > self.latest.decision.order:
+            self._heard_at = trio.current_time()
             self.latest = message
             self.membership.on_decided(message.decision)
             self._wake.set()

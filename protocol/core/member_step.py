@@ -6,6 +6,7 @@ another step, or leaves this node out.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -59,12 +60,17 @@ class MemberStep:
         self._over = trio.Event()
         self.started_at = trio.current_time()
 
-    def deliver(self, item: Envelope | PeerChange) -> None:
-        """Take a message of this step, or news of a session; ProtocolViolation when flooded."""
+    def deliver(self, envelope: Envelope) -> None:
+        """Take a message of this step; ProtocolViolation when flooded."""
         try:
-            self._inbox.send_nowait(item)
+            self._inbox.send_nowait(envelope)
         except trio.WouldBlock:
             raise ProtocolViolation("more messages than this node can take") from None
+
+    def on_change(self, change: PeerChange) -> None:
+        """Take news of a session, unless the step is ending."""
+        with suppress(trio.WouldBlock):
+            self._inbox.send_nowait(change)
 
     def takes(self, message: Message) -> bool:
         """Whether a message is of this step; who asks for a past state is told that it is gone."""
@@ -85,6 +91,7 @@ class MemberStep:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve, nursery)
             nursery.start_soon(self._close)
+            nursery.start_soon(self._closing.say_again)
             if isinstance(self.flow, DataFlow):
                 nursery.start_soon(self.flow.drive, partial(self._publish_close, nursery))
             await self._over.wait()
@@ -116,9 +123,10 @@ class MemberStep:
     async def _dispatch(self, envelope: Envelope) -> None:
         message, sender = envelope.message, envelope.sender
         if isinstance(message, StepClose):
-            self._closing.on_close(message)
+            if message.data_node != self._ctx.me:  # mine counts when I have all that it lists
+                self._closing.on_close(message, self.decision)
         elif isinstance(message, Ledger):
-            self._closing.on_ledger(message, sender)
+            self._closing.on_ledger(message, sender, self.decision)
         elif isinstance(message, Boundary):
             self._repair.on_boundary(envelope)
         elif isinstance(message, FetchBoundary):
@@ -137,16 +145,21 @@ class MemberStep:
             await self._dispatch_to_data_node(self.flow, envelope)
 
     async def _dispatch_to_holder(self, flow: HolderFlow, envelope: Envelope) -> None:
+        """A data node's word counts for its own microbatches, while it belongs to the step."""
         message = envelope.message
-        if isinstance(message, Commit) and envelope.sender == message.data_node:
+        if not isinstance(message, Commit | Release) or envelope.sender != message.data_node:
+            return
+        if message.data_node not in self.decision.data_nodes:
+            return
+        if isinstance(message, Commit):
             await flow.on_commit(message)
-        elif isinstance(message, Release) and envelope.sender == message.data_node:
+        else:
             await flow.on_release(message.work)
 
     async def _dispatch_to_data_node(self, flow: DataFlow, envelope: Envelope) -> None:
         message = envelope.message
         if isinstance(message, Failed) and message.data_node == self._ctx.me:
-            flow.on_failed(message)
+            flow.on_failed(message, envelope.sender)
         elif isinstance(message, Redrive) and message.data_node == self._ctx.me:
             await flow.on_redrive(message, envelope.sender)
 
@@ -161,7 +174,7 @@ class MemberStep:
     # --- closing ---------------------------------------------------------------------------
 
     def _publish_close(self, nursery: trio.Nursery, close: StepClose) -> None:
-        self._closing.on_close(close)
+        self._closing.on_close(close, self.decision)
         nursery.start_soon(self._repeat_close, close)
 
     async def _repeat_close(self, close: StepClose) -> None:
@@ -192,3 +205,5 @@ class MemberStep:
             self._ctx.observer.event(
                 "closing_failed", code=error.code, step=decision.step, cause=error.cause
             )
+            if isinstance(error, PeerError):
+                await self._closing.accuse(decision, error.cause)

@@ -2,7 +2,7 @@
 
 NodeCore.run
 |- _receive      one loop takes every message and session change and hands it to its owner
-|- _send_posted  sends what pure parts asked to send
+|- Postbox.run   sends what pure parts asked to send
 |- _be_present   tells the authorities who this node is and what it holds
 |- _discover     publishes this node's record and introduces peers to the network
 |- _live         obeys decisions: waits, fetches state, or works through one MemberStep a step
@@ -12,7 +12,6 @@ NodeCore.run
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,11 +21,14 @@ from protocol.averaging import Averager, ExactAverager
 from protocol.core.context import Context
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
+from protocol.core.early import EarlyMessages
 from protocol.core.journal import Journal
 from protocol.core.leading import Leading
 from protocol.core.member_step import MemberStep
+from protocol.core.postbox import Postbox
 from protocol.core.reports import step_report
 from protocol.core.signal import Signal
+from protocol.core.sync import StateSync
 from protocol.core.transfer import Donor, Joiner
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
@@ -63,9 +65,6 @@ from protocol.ports import (
 from protocol.routing import LoadAwareRouter, Router
 from protocol.step.decision import check_step_open
 
-EARLY_KEPT = 256
-SYNC_PAUSE_S = 0.2
-SYNC_PAUSE_LIMIT_S = 5.0
 FOR_AUTHORITIES = (Presence, Prepared, Applied, Suspect, Prepare, Promise, Accept, Accepted)
 
 
@@ -109,11 +108,12 @@ class NodeCore:
         self._router = router or LoadAwareRouter(network.rtt_s)
         self.swarm = manifest.swarm_id
         self.discovery = Discovery(key, manifest, network, registry, observer, settings)
+        self._postbox = Postbox(network, observer)
         self.leading: Leading | None = None
         if key.peer_id in manifest.authorities:
             self.leading = Leading(
                 key, manifest, self.swarm, network, settings.deadlines, journal, observer,
-                self._post, self._obey,
+                self._postbox.post, self._obey,
             )  # fmt: skip
         self.decision: Decision | None = None
         self.ctx: Context | None = None
@@ -123,21 +123,19 @@ class NodeCore:
         self.has_left = trio.Event()
         self._donor: Donor | None = None
         self._joiner: Joiner | None = None
-        self._early: deque[Envelope] = deque(maxlen=EARLY_KEPT)
+        self._sync_state: StateSync | None = None
+        self._early = EarlyMessages()
         self._assigned = settings.stage
         self._changed = Signal()
         self._acted: tuple[int, int] = (0, 0)
         self._admission_misses = 0
         self._presence_due = Signal()
-        self._posts, self._posted = trio.open_memory_channel[tuple[tuple[PeerId, ...], Message]](
-            4096
-        )
 
     async def run(self) -> None:
         """Serve the swarm until ``drain`` is done or the caller cancels."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive)
-            nursery.start_soon(self._send_posted, nursery)
+            nursery.start_soon(self._postbox.run)
             nursery.start_soon(self._be_present)
             nursery.start_soon(self.discovery.run)
             if self.leading is not None:
@@ -170,7 +168,7 @@ class NodeCore:
         member = self.member
         if member is None or not isinstance(member.flow, DataFlow):
             return None
-        return await member.flow.next_logits(tokens_BT)
+        return await member.flow.forward_only.next_logits(tokens_BT)
 
     # --- messages --------------------------------------------------------------------------
 
@@ -185,7 +183,7 @@ class NodeCore:
         if self.leading is not None:
             self.leading.on_change(change)
         if self.member is not None:
-            self.member.deliver(change)
+            self.member.on_change(change)
 
     def _on_envelope(self, envelope: Envelope) -> None:
         """The boundary at which one peer's bad message ends that peer's session."""
@@ -207,7 +205,8 @@ class NodeCore:
         elif isinstance(message, Assign):
             self._on_assign(message, envelope.sender)
         elif isinstance(message, ReducePart | ReduceResult):
-            self._averager.deliver(envelope)
+            if self._is_stage_peer(envelope.sender):
+                self._averager.deliver(envelope)
         elif isinstance(message, StateChunk):
             if self._joiner is not None:
                 self._joiner.deliver(envelope)
@@ -220,7 +219,10 @@ class NodeCore:
         self.leading.on_message(message, sender)
         if isinstance(message, Presence) and message.stage == -1:
             stage = self.leading.membership.assign(sender, trio.current_time())
-            self._post((sender,), Assign(step=0, stage=stage))
+            assign = Assign(step=0, stage=stage)
+            if sender == self._key.peer_id:
+                self._on_assign(assign, sender)
+            self._postbox.post((sender,), assign)
 
     def _on_assign(self, message: Assign, sender: PeerId) -> None:
         if self._assigned is None and sender in self._manifest.authorities:
@@ -235,27 +237,8 @@ class NodeCore:
         message, member = envelope.message, self.member
         if member is not None and member.takes(message):
             member.deliver(envelope)
-        elif self.decision is None or message.step > self.decision.step or (
-            message.step == self.decision.step and member is None
-        ):  # fmt: skip
-            self._early.append(envelope)
-
-    def _post(self, peers: tuple[PeerId, ...], message: Message) -> None:
-        try:
-            self._posts.send_nowait((peers, message))
-        except trio.WouldBlock:  # all of it is soft state that is said again
-            self._observer.count("errors", code="resource")
-
-    async def _send_posted(self, nursery: trio.Nursery) -> None:
-        async for peers, message in self._posted:
-            for peer in peers:
-                nursery.start_soon(self._send_one, peer, message)
-
-    async def _send_one(self, peer: PeerId, message: Message) -> None:
-        try:
-            await self._network.send(peer, message)
-        except PeerError as error:
-            self._observer.count("errors", code=error.code)
+        elif self.decision is None or message.step >= self.decision.step:
+            self._early.keep(envelope)
 
     def _loopback(self, message: Message) -> None:
         self._for_authority(message, self._key.peer_id)
@@ -268,8 +251,7 @@ class NodeCore:
             presence = self._presence()
             if self.leading is not None:
                 self._for_authority(presence, self._key.peer_id)
-            others = tuple(a for a in self._manifest.authorities if a != self._key.peer_id)
-            self._post(others, presence)
+            self._postbox.post(self._manifest.authorities, presence)
             with trio.move_on_after(self._settings.deadlines.presence_s):
                 await self._presence_due.wait()
 
@@ -312,15 +294,15 @@ class NodeCore:
                 self._acted = self.decision.order
             if self._is_member() and self._holds_decided_state():
                 await self._work()
-            elif self._needs_state():
-                await self._sync()
+            elif self.decision is not None and not self._holds_decided_state():
+                await self._sync(self.decision)
             else:
                 await self._changed.wait()
         self.has_left.set()
 
     async def _take_stage(self, stage: int) -> None:
         """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
-        state = await self._runner.run("state", lambda: self._make_stage(stage))
+        state = await self._runner.run("state", lambda: self._made_stage(stage))
         self.ctx = Context(
             key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
             runner=self._runner, router=self._router, averager=self._averager,
@@ -329,16 +311,35 @@ class NodeCore:
             capacity=self._settings.capacity, loopback=self._loopback,
         )  # fmt: skip
         self._donor, self._joiner = Donor(self.ctx), Joiner(self.ctx)
+        self._sync_state = StateSync(
+            self._joiner, self._observer, self._rng, self._changed, self._wants_state_of
+        )
         self.discovery.stage = stage
         self._observer.gauge("stage", stage)
         self._presence_due.notify()
+
+    def _made_stage(self, stage: int) -> StageState:
+        """In the worker: a first digest of a large state takes long."""
+        state = self._make_stage(stage)
+        _ = state.digest
+        return state
 
     def _may_leave(self) -> bool:
         is_over = self.decision is not None and self.decision.is_final
         return self.is_draining and (is_over or not self._is_member())
 
     def _is_member(self) -> bool:
-        return self.decision is not None and self.decision.stage_of(self._key.peer_id) is not None
+        """Whether the decision counts on this node, for the stage that it serves."""
+        if self.decision is None or self.ctx is None:
+            return False
+        return self._key.peer_id in self.decision.roster[self.ctx.stage]
+
+    def _is_stage_peer(self, peer: PeerId) -> bool:
+        return (
+            self.decision is not None
+            and self.ctx is not None
+            and peer in self.decision.roster[self.ctx.stage]
+        )
 
     def _holds_decided_state(self) -> bool:
         assert self.ctx is not None
@@ -348,20 +349,19 @@ class NodeCore:
             state.digest == self.decision.digests[self.ctx.stage]
         )
 
-    def _needs_state(self) -> bool:
-        return self.decision is not None and not self._holds_decided_state()
-
     async def _work(self) -> None:
         """One step as a member, then apply what was prepared if the next decision says so."""
         assert self.ctx is not None
         assert self.decision is not None
         ctx, first = self.ctx, self.decision
         await self._faults.reach("before_step", first.step)
+        if self.decision is not first:
+            return  # there is a later one by now
         assert self._donor is not None
         self._admission_misses = 0
         member = MemberStep(ctx, first, self._donor)
         self.member = member
-        self._replay_early(first.step)
+        self._early.replay(self._to_member)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_terms, member)
             await member.run()
@@ -369,20 +369,19 @@ class NodeCore:
         self.member = None
         await self._end_step(member)
 
-    def _replay_early(self, step: int) -> None:
-        waiting, self._early = self._early, deque(maxlen=EARLY_KEPT)
-        for envelope in waiting:
-            self._to_member(envelope)
-
     async def _follow_terms(self, member: MemberStep) -> None:
         """New terms of the same step reach the member while it runs."""
         while True:
-            decision = self.decision
-            last = member.decision
-            if decision is not None and decision.step == last.step and decision.term > last.term:
-                await member.on_decision(decision)
-                self._acted = decision.order
-            await self._changed.wait()
+            await self._changed.until(lambda: self._newer_term(member) is not None)
+            decision = self._newer_term(member)
+            assert decision is not None
+            await member.on_decision(decision)
+            self._acted = decision.order
+
+    def _newer_term(self, member: MemberStep) -> Decision | None:
+        decision, last = self.decision, member.decision
+        is_newer = decision is not None and decision.step == last.step
+        return decision if is_newer and decision.term > last.term else None
 
     async def _end_step(self, member: MemberStep) -> None:
         assert self.ctx is not None
@@ -390,57 +389,36 @@ class NodeCore:
         ctx, decision = self.ctx, self.decision
         finished = decision.step == member.decision.step + 1
         wanted = decision.digests[ctx.stage]
-        if finished and member.prepared_digest == wanted:
+        is_applied = finished and member.prepared_digest == wanted
+        if self._donor is not None:
+            self._donor.forget()
+        if is_applied:
             await ctx.faults.reach("before_apply", member.decision.step)
             await ctx.compute("update", ctx.state.apply)
             await ctx.faults.reach("after_apply", member.decision.step)
-            if self._donor is not None:
-                self._donor.forget()
             await ctx.tell_authorities(
                 Applied(step=decision.step, stage=ctx.stage, digest=ctx.state.digest)
             )
         else:
             await ctx.compute("update", ctx.state.reset)
         self._changed.notify()
-        if finished and isinstance(member.flow, DataFlow):
+        if is_applied and isinstance(member.flow, DataFlow):
             self._journal.step_finished(step_report(ctx, member, member.flow))
         self._presence_due.notify()
 
-    async def _sync(self) -> None:
-        """Fetch the state of the current step; give up when the swarm has moved on."""
-        assert self.decision is not None
-        assert self._joiner is not None
-        decision = self.decision
+    async def _sync(self, decision: Decision) -> None:
+        """Fetch the state of the current step."""
+        assert self._sync_state is not None
         self.is_syncing = True
         self._admission_misses += 1
         self._early.clear()
         self._presence_due.notify()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._give_up_when_stale, decision, nursery.cancel_scope)
-                await self._fetch_with_pauses(decision)
-                nursery.cancel_scope.cancel()
+            await self._sync_state.run(decision)
         finally:
             self.is_syncing = False
         self._presence_due.notify()
 
-    async def _fetch_with_pauses(self, decision: Decision) -> None:
-        """Ask the holders again after a pause that doubles; never a hot loop."""
-        assert self._joiner is not None
-        pause = SYNC_PAUSE_S
-        while True:
-            try:
-                await self._joiner.fetch(decision)
-            except PeerError as error:
-                self._observer.count("errors", code=error.code)
-                self._observer.event("state_transfer_failed", cause=error.cause)
-            else:
-                self._observer.event("state_transferred", step=decision.step)
-                return
-            await trio.sleep(pause * (1 + self._rng.random()))
-            pause = min(pause * 2, SYNC_PAUSE_LIMIT_S)
-
-    async def _give_up_when_stale(self, decision: Decision, scope: trio.CancelScope) -> None:
-        while self.decision is not None and self.decision.step == decision.step:
-            await self._changed.wait()
-        scope.cancel()
+    def _wants_state_of(self, decision: Decision) -> bool:
+        is_current = self.decision is not None and self.decision.step == decision.step
+        return is_current and not self._may_leave()

@@ -7,12 +7,14 @@ more to this holder, and only this holder accumulates (architecture section 4, p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from protocol.core.context import Context
 from protocol.core.data_flow import DataFlow
 from protocol.core.holder_flow import HolderFlow
-from protocol.errors import PeerTimeout
+from protocol.errors import NonFinite, PeerTimeout, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import Boundary, Decision, Entry, FetchBoundary, Redrive, WorkId
 from protocol.ports import Envelope, Tensor
@@ -28,31 +30,44 @@ class Repair:
         self._ctx = ctx
         self._ledger = ledger
         self._flow = flow
-        self._waiting: dict[_Key, trio.Event] = {}
+        self._waiting: dict[_Key, tuple[PeerId, trio.Event]] = {}
         self._arrived: dict[_Key, Tensor | None] = {}
 
     def on_boundary(self, envelope: Envelope) -> None:
-        """Take a neighbour's answer."""
+        """Take the answer of the neighbour that was asked."""
         message = envelope.message
         assert isinstance(message, Boundary)
         key = (message.work, message.direction)
-        if key in self._waiting:
+        peer, event = self._waiting.get(key, (None, None))
+        if event is not None and peer == envelope.sender:
             self._arrived[key] = envelope.tensors[0] if envelope.tensors else None
-            self._waiting[key].set()
+            event.set()
 
     async def recompute(self, slot: SlotId, entry: Entry, decision: Decision) -> None:
         """Bring one missing microbatch into my sums; raise PeerTimeout if it cannot be had."""
         assert isinstance(self._flow, HolderFlow), "a data node never lacks its own microbatches"
         work = WorkId(decision.step, slot[0], slot[1], entry.attempt)
-        below = entry.path[self._ctx.stage - 2] if self._ctx.stage > 1 else slot[0]
-        above = entry.path[self._ctx.stage] if self._ctx.stage < self._ctx.num_stages else slot[0]
-        h_BTW = await self._fetch(work, "activation", below, decision)
-        g_BTW = await self._fetch(work, "gradient", above, decision) if h_BTW is not None else None
-        if h_BTW is None or g_BTW is None:
+        if not await self._recompute_between(work, entry.path, decision):
             await self._redrive(work, decision)
-        else:
-            await self._ctx.compute("backward", lambda: self._run(work, h_BTW, g_BTW))
         self._ctx.observer.count("microbatches_recomputed")
+
+    async def _recompute_between(
+        self, work: WorkId, path: Sequence[PeerId], decision: Decision
+    ) -> bool:
+        """Run this stage again on what the neighbours kept; False if they have nothing usable."""
+        stage, ring = self._ctx.stage, (work.data_node, *path, work.data_node)
+        h_BTW = await self._fetch(work, "activation", ring[stage - 1], decision)
+        g_BTW = h_BTW if h_BTW is None else await self._fetch(
+            work, "gradient", ring[stage + 1], decision
+        )  # fmt: skip
+        if h_BTW is None or g_BTW is None:
+            return False
+        try:
+            await self._ctx.compute("backward", lambda: self._run(work, h_BTW, g_BTW))
+        except (NonFinite, ProtocolViolation) as error:
+            self._ctx.observer.count("errors", code=error.code)
+            return False
+        return True
 
     def _run(self, work: WorkId, h_BTW: Tensor, g_BTW: Tensor) -> None:
         """Forward, backward and commit in one job, so that sums and ledger never disagree."""
@@ -60,26 +75,29 @@ class Repair:
             return
         key = ("recompute", work)
         blocks = self._ctx.blocks
-        blocks.forward(key, h_BTW, keep=True)
-        blocks.backward(key, g_BTW)
-        blocks.commit(key, work.data_node)
+        try:
+            blocks.forward(key, h_BTW, keep=True)
+            blocks.backward(key, g_BTW)
+            blocks.commit(key, work.data_node)
+        finally:
+            blocks.discard(key)
         self._ledger.commit(work)
 
     async def _fetch(
         self, work: WorkId, direction: str, peer: PeerId, decision: Decision
     ) -> Tensor | None:
         """Return the neighbour's tensor, or None if it is gone or no longer has it."""
-        if peer not in decision.members:
+        if peer not in decision.members or peer == self._ctx.me:
             return None
-        key = (work, direction)
-        self._waiting[key] = trio.Event()
+        key, arrived = (work, direction), trio.Event()
+        self._waiting[key] = peer, arrived
         message = FetchBoundary.model_validate(
             {**work._asdict(), "direction": direction, "stage": self._ctx.stage}
         )
         try:
             if await self._ctx.try_send(peer, message):
                 with trio.move_on_after(self._ctx.deadlines.request_s):
-                    await self._waiting[key].wait()
+                    await arrived.wait()
             return self._arrived.pop(key, None)
         finally:
             del self._waiting[key]

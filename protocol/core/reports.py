@@ -27,7 +27,7 @@ def step_report(ctx: Context, member: MemberStep, flow: DataFlow) -> StepReport:
         step=decision.step,
         term=decision.term,
         loss=loss,
-        validation_loss=flow.validation_loss,
+        validation_loss=flow.forward_only.validation_loss,
         entries=entries,
         roster=decision.roster,
         tokens=len(entries) * flow.tokens_per_microbatch,

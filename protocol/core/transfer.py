@@ -67,37 +67,47 @@ class Joiner:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._answers: dict[tuple[PeerId, int, int], tuple[StateChunk, Tensor | None]] = {}
+        self._asked: tuple[PeerId, int, int] | None = None
+        self._answer: tuple[StateChunk, Tensor | None] | None = None
+        self._distrusted: set[PeerId] = set()
         self._arrived = Signal()
 
     def deliver(self, envelope: Envelope) -> None:
-        """Take a chunk that was asked for."""
+        """Take the chunk that was asked for, and no other."""
         message = envelope.message
         assert isinstance(message, StateChunk)
-        tensor = envelope.tensors[0] if envelope.tensors else None
-        self._answers[(envelope.sender, message.step, message.chunk)] = (message, tensor)
-        self._arrived.notify()
+        if (envelope.sender, message.step, message.chunk) == self._asked:
+            self._answer = message, envelope.tensors[0] if envelope.tensors else None
+            self._arrived.notify()
 
     async def fetch(self, decision: Decision) -> None:
         """Make this node's state the decided one; raise PeerError if no holder could give it."""
         ctx = self._ctx
         donors = [p for p in decision.roster[ctx.stage] if p != ctx.me]
         ctx.rng.shuffle(donors)
+        donors.sort(key=lambda peer: peer in self._distrusted)  # stable: those come last
         if not donors:
             raise PeerGone(f"no other holder of stage {ctx.stage} to fetch the state from")
-        data = await self._fetch_chunks(decision, donors)
+        data, givers = await self._fetch_chunks(decision, donors)
         digest = decision.digests[ctx.stage]
         await ctx.faults.reach("in_state_transfer", decision.step)
         try:
             await ctx.compute("state", lambda: ctx.state.import_state(data, digest))
         except StateMismatch as error:
             ctx.observer.count("errors", code=error.code)
+            self._distrusted |= givers
             raise ProtocolViolation("a holder sent a state with another digest") from error
 
-    async def _fetch_chunks(self, decision: Decision, donors: Sequence[PeerId]) -> Tensor:
-        """Chunk after chunk; a donor that fails is replaced at the same offset."""
+    async def _fetch_chunks(
+        self, decision: Decision, donors: Sequence[PeerId]
+    ) -> tuple[Tensor, set[PeerId]]:
+        """Chunk after chunk; a donor that fails is replaced at the same offset.
+
+        Return the bytes and who gave them.
+        """
         digest = decision.digests[self._ctx.stage]
         chunks: list[Tensor] = []
+        givers: set[PeerId] = set()
         num_chunks = 1
         remaining = list(donors)
         while len(chunks) < num_chunks:
@@ -109,20 +119,25 @@ class Joiner:
                 self._ctx.observer.count("errors", code=error.code)
                 remaining.pop(0)
                 continue
-            if tensor is None or answer.digest != digest or answer.num_chunks > MAX_CHUNKS:
+            is_usable = answer.digest == digest and answer.num_chunks <= MAX_CHUNKS
+            if tensor is None or not is_usable or (chunks and answer.num_chunks != num_chunks):
                 remaining.pop(0)
                 continue
             num_chunks = answer.num_chunks
             chunks.append(tensor)
-        return torch.cat([c.reshape(-1).view(torch.uint8) for c in chunks])
+            givers.add(remaining[0])
+        return torch.cat([c.reshape(-1).view(torch.uint8) for c in chunks]), givers
 
     async def _ask(self, donor: PeerId, step: int, chunk: int) -> tuple[StateChunk, Tensor | None]:
         ctx = self._ctx
-        key = (donor, step, chunk)
         message = FetchState(step=step, stage=ctx.stage, chunk=chunk)
-        self._answers.pop(key, None)
-        await ctx.network.send(donor, message)
-        with trio.move_on_after(ctx.deadlines.request_s):
-            await self._arrived.until(lambda: key in self._answers)
-            return self._answers.pop(key)
-        raise PeerTimeout(f"{donor} did not send chunk {chunk} of its state")
+        self._asked, self._answer = (donor, step, chunk), None
+        try:
+            await ctx.network.send(donor, message)
+            with trio.move_on_after(ctx.deadlines.request_s):
+                await self._arrived.until(lambda: self._answer is not None)
+        finally:
+            answer, self._asked, self._answer = self._answer, None, None
+        if answer is None:
+            raise PeerTimeout(f"{donor} did not send chunk {chunk} of its state")
+        return answer

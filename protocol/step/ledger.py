@@ -38,9 +38,15 @@ class StepLedger:
             raise ProtocolViolation(f"slot {work.slot} of {work.data_node} committed twice")
         self.committed[slot] = work.attempt
 
-    def on_close(self, close: StepClose) -> bool:
-        """Keep a data node's close; return whether it is new. The first one stands."""
-        if close.step != self.step or close.data_node in self.closes:
+    def on_close(self, close: StepClose, decision: Decision) -> bool:
+        """Keep a close that lists just the share of its data node; return whether it is new.
+
+        The first one stands, unless the share was dealt anew since.
+        """
+        if close.step != self.step or not _covers_share(close, decision):
+            return False
+        known = self.closes.get(close.data_node)
+        if known is not None and _covers_share(known, decision):
             return False
         self.closes[close.data_node] = close
         return True
@@ -52,17 +58,16 @@ class StepLedger:
         return self.stage <= len(path) and path[self.stage - 1] == self.me
 
     def missing_closes(self, decision: Decision) -> set[PeerId]:
-        """The data nodes of the roster that drew slots and have not closed yet."""
-        drawing = {s.data_node for s in decision.shares if s.slots}
-        return drawing - self.closes.keys()
+        """The data nodes that draw slots and have not closed yet."""
+        closed = {p for p, close in self.closes.items() if _covers_share(close, decision)}
+        return set(drawing_nodes(decision)) - closed
 
     def expected(self, decision: Decision) -> dict[SlotId, Entry]:
-        """All that counts under this roster: the union of the closes of its data nodes."""
-        sharing = {s.data_node for s in decision.shares}
+        """All that counts under this decision: the union of the closes of its shares."""
         return {
             (peer, entry.slot): entry
             for peer, close in self.closes.items()
-            if peer in sharing
+            if _covers_share(close, decision)
             for entry in close.entries
         }
 
@@ -75,11 +80,10 @@ class StepLedger:
         ]
 
     def unexpected(self, expected: Mapping[SlotId, Entry], decision: Decision) -> list[SlotId]:
-        """Commits of living data nodes that their closes do not list."""
+        """Commits of data nodes that draw slots, which their closes do not list."""
+        drawing = drawing_nodes(decision)
         return [
-            slot
-            for slot in list(self.committed)
-            if slot not in expected and slot[0] in decision.data_nodes
+            slot for slot in list(self.committed) if slot not in expected and slot[0] in drawing
         ]
 
     def entries(self, expected: Mapping[SlotId, Entry]) -> tuple[LedgerEntry, ...]:
@@ -89,6 +93,24 @@ class StepLedger:
             for (peer, slot), attempt in sorted(self.committed.items())
             if (peer, slot) in expected
         )
+
+
+def drawing_nodes(decision: Decision) -> tuple[PeerId, ...]:
+    """The data nodes that have slots to draw, in PeerID order: whose sums count in the step.
+
+    One that left and came back within the step has none; what it drew before is void.
+    """
+    return tuple(sorted(share.data_node for share in decision.shares if share.slots))
+
+
+def _covers_share(close: StepClose, decision: Decision) -> bool:
+    share = next((s.slots for s in decision.shares if s.data_node == close.data_node), ())
+    num_stages = len(decision.roster) - 1
+    return (
+        bool(share)
+        and {entry.slot for entry in close.entries} == set(share)
+        and all(len(entry.path) == num_stages for entry in close.entries)
+    )
 
 
 def assignments(

@@ -7,6 +7,7 @@ any more is never opened: the swarm waits instead.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,10 @@ class Candidate:
 
 @dataclass(slots=True)
 class Membership:
-    """Turns presences, losses and PREPAREDs into the next decision. Times are monotonic."""
+    """Turns presences, losses and PREPAREDs into the next decision. Times are monotonic.
+
+    Who was not heard of since ``watching_since``, when this authority started, is not gone yet.
+    """
 
     manifest: Manifest
     swarm: str
@@ -50,6 +54,8 @@ class Membership:
     prepared: dict[PeerId, Prepared] = field(default_factory=dict)
     suspicions: dict[PeerId, set[PeerId]] = field(default_factory=dict)
     suspected_at: float = 0.0
+    watching_since: float = -math.inf
+    held_since: float | None = None
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -73,7 +79,10 @@ class Membership:
 
     def on_prepared(self, peer: PeerId, message: Prepared) -> None:
         """Note that a member's next state is ready."""
-        if self.current and (message.step, message.term) == self.current.order:
+        current = self.current
+        if current is None or (message.step, message.term) != current.order:
+            return
+        if current.stage_of(peer) == message.stage:
             self.prepared[peer] = message
 
     def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
@@ -87,6 +96,8 @@ class Membership:
 
     def on_decided(self, decision: Decision) -> None:
         """A decision was chosen; what was counted for the last one is void."""
+        if self.current is None or decision.step != self.current.step:
+            self.held_since = None
         self.current = decision
         self.prepared.clear()
         self.suspicions.clear()
@@ -95,8 +106,13 @@ class Membership:
                 self.candidates[peer].hold_until = None
 
     def assign(self, peer: PeerId, now: float) -> int:
-        """Choose the stage with the fewest nodes for a newcomer (the lowest among equals)."""
+        """Choose the stage with the fewest nodes for a newcomer (the lowest among equals).
+
+        A member that forgot its stage gets the same one again.
+        """
         newcomer = self.candidates[peer]
+        if newcomer.assigned is None and self.current is not None:
+            newcomer.assigned = self.current.stage_of(peer)
         if newcomer.assigned is None:
             counts = Counter(c.stage for p, c in self.candidates.items() if self._lives(p, now))
             stages = range(1, self.manifest.pipeline.num_stages + 1)
@@ -143,7 +159,7 @@ class Membership:
     def _lives(self, peer: PeerId, now: float) -> bool:
         known = self.candidates.get(peer)
         if known is None:
-            return False
+            return now - self.watching_since < self.deadlines.session_silence_s * 2
         if known.down_since is not None:
             return now - known.down_since < self.deadlines.reconnect_grace_s
         return now - known.seen_at < self.deadlines.session_silence_s * 2
@@ -197,12 +213,13 @@ class Membership:
         assert self.current is not None
         lagging: set[PeerId] = set()
         for stage, holders in enumerate(self.current.roster):
-            wanted = (self.current.step, self.current.digests[stage])
+            wanted = (stage, self.current.step, self.current.digests[stage])
             for peer in holders:
                 known = self.candidates.get(peer)
                 if known is None or tuple(known.presence.seen) != self.current.order:
                     continue
-                if (known.presence.step, known.presence.digest) != wanted:
+                held = known.presence
+                if (held.stage, held.step, held.digest) != wanted:
                     lagging.add(peer)
         return self._removable(lagging)
 
@@ -241,16 +258,18 @@ class Membership:
         }
 
     def _is_held(self, now: float) -> bool:
-        """Whether a slow joiner is given time; each has ``admission_hold_s`` until it is let in."""
+        """Whether a slow joiner is given time: ``admission_hold_s``, and no step more in all."""
         assert self.current is not None
-        is_held = False
+        limit, is_held = self.deadlines.admission_hold_s, False
         for peer, known in self.candidates.items():
             if not known.presence.wants_hold or peer in self.current.members:
                 continue
             if known.hold_until is None:
-                known.hold_until = now + self.deadlines.admission_hold_s
+                known.hold_until = now + limit
             is_held = is_held or (now < known.hold_until and self._lives(peer, now))
-        return is_held
+        if is_held and self.held_since is None:
+            self.held_since = now
+        return is_held and self.held_since is not None and now - self.held_since < limit
 
     def _all_prepared(self) -> bool:
         assert self.current is not None
