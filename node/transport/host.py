@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import ceil
-from typing import cast
+from typing import Any, cast
 
-import libp2p.network.swarm
 import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -39,7 +38,7 @@ from node.transport.muxer import Muxer, MuxerSelector
 from node.transport.shield import shielded
 from node.transport.stream import MuxedStream
 from protocol.deadlines import Deadlines
-from protocol.errors import ResourceError
+from protocol.errors import ProtocolViolation, ResourceError
 from protocol.keys import NodeKey, PeerId
 from protocol.ports import Observer
 
@@ -47,6 +46,8 @@ PROTOCOL = TProtocol("/shoal/1")
 MAX_CONNECTIONS = 2048
 MAX_CONNECTIONS_PER_PEER = 6
 MAX_HANDSHAKES = 64
+# A message of a negotiation is read in at most a hundred pieces of this size.
+_MAX_PIECE_BYTES = 4096
 # What a stranger's bytes can make the library raise while protocols are negotiated.
 STRANGER_FAULTS = (
     BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError,
@@ -112,12 +113,12 @@ class HardenedHost:
         try:
             self._handshakes.acquire_on_behalf_of_nowait(stream)
         except trio.WouldBlock:
-            self._observer.count("errors", code="refused_connection")
+            self._observer.count("errors", code=ResourceError.code)
             with trio.move_on_after(self._deadlines.negotiate_s):
                 await stream.close()
             return
         try:
-            muxer = await self._upgrade(RawConnection(stream, False), address)
+            muxer = await self._upgrade(_BoundedConnection(stream, False), address)
         finally:
             self._handshakes.release_on_behalf_of(stream)
         if muxer is not None:
@@ -128,7 +129,7 @@ class HardenedHost:
             with trio.fail_after(self._deadlines.negotiate_s):
                 muxer = cast(Muxer, await self.network.upgrade_inbound_raw_conn(raw, address))
         except STRANGER_FAULTS:
-            self._observer.count("errors", code="failed_handshake")
+            self._observer.count("errors", code=ProtocolViolation.code)
             with shielded(self._deadlines.negotiate_s):
                 await raw.close()
             return None
@@ -138,7 +139,7 @@ class HardenedHost:
     async def _keep(self, muxer: Muxer) -> None:
         connections = self.network.connections.get(muxer.peer_id, [])
         if len(connections) > MAX_CONNECTIONS_PER_PEER:
-            self._observer.count("errors", code="refused_connection")
+            self._observer.count("errors", code=ResourceError.code)
             muxer.abort()
         with trio.move_on_after(self._deadlines.dial_s):
             await muxer.adopted.wait()
@@ -154,7 +155,7 @@ class HardenedHost:
                     MultiselectCommunicator(stream), ceil(self._deadlines.negotiate_s)
                 )
         except STRANGER_FAULTS:
-            self._observer.count("errors", code="failed_negotiation")
+            self._observer.count("errors", code=ProtocolViolation.code)
             chosen = None
         if chosen == PROTOCOL:
             peer = PeerId(str(stream.muxed_conn.peer_id))
@@ -167,6 +168,7 @@ class HardenedHost:
     async def connect(self, peer: PeerId, address: str) -> Muxer:
         """Make one further connection to a peer, which must prove that PeerID.
 
+        ``dial_peer``, which the library's own ``connect`` uses, would wait a quarter of a second.
         Raises one of STRANGER_FAULTS; the caller sets the deadline.
         """
         identity = ID.from_string(peer)
@@ -183,6 +185,14 @@ class HardenedHost:
             [PROTOCOL], communicator, ceil(self._deadlines.negotiate_s)
         )
         return stream
+
+
+class _BoundedConnection(RawConnection):
+    """A connection before its handshake: what a stranger claims to send takes no memory."""
+
+    def read(self, n: int | None = None) -> Coroutine[Any, Any, bytes]:
+        """Read at most ``n`` bytes, and never many at once; the caller limits the wait."""
+        return super().read(_MAX_PIECE_BYTES if n is None else min(n, _MAX_PIECE_BYTES))
 
 
 def tune(muxer: Muxer, deadlines: Deadlines) -> None:
@@ -225,7 +235,6 @@ def _make_host(key: NodeKey, deadlines: Deadlines) -> BasicHost:
     vars(network.auto_connector)["maybe_connect"] = trio.lowlevel.checkpoint
     network.notifees.clear()  # identify would open a stream on every connection
     host.multiselect.handlers = {PROTOCOL: None}
-    libp2p.network.swarm._HAPPY_EYEBALLS_DELAY = 0.0
     # it prints a traceback for what any peer may do; we count those
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     return host

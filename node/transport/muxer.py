@@ -19,7 +19,6 @@ from contextlib import suppress
 from math import ceil
 
 import trio
-from cryptography.exceptions import InvalidTag
 from libp2p.abc import IMuxedConn, ISecureConn
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
@@ -145,7 +144,7 @@ class Muxer(Yamux):
 
     async def _read_frames(self) -> None:
         header = memoryview(bytearray(HEADER_SIZE))
-        with suppress(BaseLibp2pError, OSError, InvalidTag, _Misbehaviour):
+        with suppress(BaseLibp2pError, OSError, _Misbehaviour):
             while not self.event_shutting_down.is_set():
                 await self.secured_conn.read_into(header)
                 version, kind, flags, stream_id, value = _HEADER.unpack(header)

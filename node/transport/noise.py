@@ -9,19 +9,25 @@ receive buffer. The bytes on the wire are the same.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol, cast
 
 import trio
+from cryptography.exceptions import InvalidTag
 from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
+from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, NoiseTransportReadWriter
 from libp2p.security.noise.transport import Transport
 from libp2p.security.secure_session import SecureSession
+from noise.exceptions import (  # type: ignore[import-untyped]
+    NoiseInvalidMessage,
+    NoiseValueError,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -42,9 +48,8 @@ class _Cipher(Protocol):
 class NoiseSession(SecureSession):
     """An encrypted TCP connection after its handshake.
 
-    Raises ConnectionClosedError when the connection ended, ``cryptography``'s InvalidTag when the
-    peer's bytes are not authentic. A cancelled write leaves the connection unusable: the muxer
-    shields it.
+    Raises ConnectionClosedError when the connection ended or the peer's bytes are not authentic.
+    A cancelled write leaves the connection unusable: the muxer shields it.
     """
 
     def __init__(self, session: SecureSession) -> None:
@@ -137,10 +142,16 @@ class NoiseSession(SecureSession):
                 begin = self._start + _LENGTH_BYTES
                 end = begin + int.from_bytes(self._view[self._start : begin], "big")
                 if end <= self._end:
-                    self._plain = memoryview(self._decrypt(None, self._view[begin:end]))
+                    self._plain = self._open(self._view[begin:end])
                     self._start = end
                     return
             await self._receive()
+
+    def _open(self, packet: memoryview) -> memoryview:
+        try:
+            return memoryview(self._decrypt(None, packet))
+        except InvalidTag as error:
+            raise ConnectionClosedError("the bytes are not the peer's", transport="tcp") from error
 
     async def _receive(self) -> None:
         held = self._end - self._start
@@ -158,13 +169,24 @@ class NoiseSession(SecureSession):
         self._end += num_bytes
 
 
+@contextmanager
+def _foreign_bytes() -> Iterator[None]:
+    """Report what a peer's handshake makes the Noise library raise as a failed handshake."""
+    try:
+        yield
+    except (InvalidTag, NoiseInvalidMessage, NoiseValueError, ValueError) as error:
+        raise HandshakeFailure("the handshake is not valid Noise") from error
+
+
 class NoiseTransport(Transport):
     """Noise XX whose sessions are ``NoiseSession``; the only security that our hosts offer."""
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """Answer a handshake; the peer proves its PeerID."""
-        return NoiseSession(cast(SecureSession, await super().secure_inbound(conn)))
+        with _foreign_bytes():
+            return NoiseSession(cast(SecureSession, await super().secure_inbound(conn)))
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Start a handshake; it fails unless the peer proves ``peer_id``."""
-        return NoiseSession(cast(SecureSession, await super().secure_outbound(conn, peer_id)))
+        with _foreign_bytes():
+            return NoiseSession(cast(SecureSession, await super().secure_outbound(conn, peer_id)))

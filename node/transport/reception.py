@@ -13,7 +13,7 @@ from node.transport.greeting import Greeter
 from node.transport.host import STRANGER_FAULTS
 from node.transport.stream import MuxedStream
 from protocol.deadlines import Deadlines
-from protocol.errors import PeerError
+from protocol.errors import PeerError, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import Lane
 from protocol.ports import Observer
@@ -53,7 +53,7 @@ class Reception:
                 half = self._half_for(peer, hello, stream)
                 await self._greeter.answer(stream, half if isinstance(half, str) else None)
         except (PeerError, *STRANGER_FAULTS) as error:
-            code = error.code if isinstance(error, PeerError) else "failed_negotiation"
+            code = error.code if isinstance(error, PeerError) else ProtocolViolation.code
             self._observer.count("errors", code=code)
             stream.conn.abort()
             return

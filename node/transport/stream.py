@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 import trio
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
 # One data frame is four full Noise packets: short enough for control frames to slip between.
 _MAX_DATA_BYTES = 4 * MAX_PLAINTEXT_LENGTH
+_MAX_READ_BYTES = 4096
 
 
 class MuxedStream(YamuxStream):
@@ -125,6 +126,13 @@ class MuxedStream(YamuxStream):
             self._target = self._target[num_bytes:]
             if not self._target:
                 self.wake()
+
+    def read(self, n: int | None = None) -> Coroutine[Any, Any, bytes]:
+        """py-libp2p's read, used while protocols are negotiated; never many bytes at once.
+
+        The caller limits the wait.
+        """
+        return super().read(_MAX_READ_BYTES if n is None else min(n, _MAX_READ_BYTES))
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self.release(bytes_read)
