@@ -161,8 +161,13 @@ class Daemon:
             await self._open_to_volunteers(network)
         self.observer.event("node_ready", peer=self.key.peer_id, capacity=plan.capacity,
                             recompute=plan.recompute, needed_bytes=plan.needed_bytes)  # fmt: skip
-        await core.run()
-        await self._save(core, manifest)
+        try:
+            await core.run()
+        finally:
+            limit = trio.CancelScope(deadline=trio.current_time() + self.deadlines.control_s)
+            limit.shield = True  # also who is stopped at once keeps what was learnt
+            with limit:
+                await self._save(core, manifest)
 
     def _make_core(
         self, manifest: Manifest, network: Libp2pNetwork, plan: Plan, corpus: Corpus | None

@@ -6,18 +6,14 @@ counts as registered when another peer says that it read the record (heartbeats 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import trio
 
+from protocol.core.settings import NodeSettings
 from protocol.errors import SidecarError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
 from protocol.ports import Network, Observer, Registry
 from protocol.records import NodeRecord
-
-if TYPE_CHECKING:
-    from protocol.core.node import NodeSettings
 
 
 class Discovery:

@@ -17,6 +17,7 @@ from protocol.manifest import Manifest
 from protocol.messages import (
     Accept,
     Accepted,
+    Applied,
     Decision,
     Message,
     Prepare,
@@ -30,6 +31,7 @@ from protocol.ports import Network, Observer, PeerChange
 from protocol.step.consensus import Acceptor, Campaign, Proposal, leader_of, next_ballot
 from protocol.step.membership import Membership
 
+FOR_AUTHORITIES = (Presence, Prepared, Applied, Suspect, Prepare, Promise, Accept, Accepted)
 TICK_S = 0.25
 SendAll = Callable[[tuple[PeerId, ...], Message], None]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import trio
 
@@ -23,33 +22,27 @@ from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
 from protocol.core.early import EarlyMessages
 from protocol.core.journal import Journal
-from protocol.core.leading import Leading
+from protocol.core.leading import FOR_AUTHORITIES, Leading
 from protocol.core.member_step import MemberStep
 from protocol.core.postbox import Postbox
 from protocol.core.reports import step_report
+from protocol.core.settings import NodeSettings
 from protocol.core.signal import Signal
 from protocol.core.sync import StateSync
 from protocol.core.transfer import Donor, Joiner
-from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import (
-    Accept,
-    Accepted,
     Applied,
     Assign,
     Decision,
     Message,
-    Prepare,
-    Prepared,
     Presence,
-    Promise,
     ReducePart,
     ReduceResult,
     StateChunk,
     StepOpen,
-    Suspect,
 )
 from protocol.ports import (
     Envelope,
@@ -64,20 +57,6 @@ from protocol.ports import (
 )
 from protocol.routing import LoadAwareRouter, Router
 from protocol.step.decision import check_step_open
-
-FOR_AUTHORITIES = (Presence, Prepared, Applied, Suspect, Prepare, Promise, Accept, Accepted)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """What the owner of a node decides: its stage (None: where it is needed most), its room."""
-
-    stage: int | None = None
-    capacity: int = 8
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    addresses: Callable[[], tuple[str, ...]] = tuple
-    sidecar_id: PeerId | None = None
-    wall_clock: Callable[[], float] = lambda: 0.0
 
 
 class NodeCore:
@@ -120,7 +99,7 @@ class NodeCore:
         self.member: MemberStep | None = None
         self.is_syncing = False
         self.is_draining = False
-        self.has_left = trio.Event()
+        self._drained_from: tuple[int, int] = (0, 0)
         self._donor: Donor | None = None
         self._joiner: Joiner | None = None
         self._sync_state: StateSync | None = None
@@ -141,11 +120,14 @@ class NodeCore:
             if self.leading is not None:
                 nursery.start_soon(self.leading.run)
             await self._live()
+            with trio.move_on_after(self._settings.deadlines.presence_s):
+                await self._postbox.flush()  # an authority's last word is what others wait for
             nursery.cancel_scope.cancel()
 
     def drain(self) -> None:
         """Leave at the next step's opening: finish what is in flight, take no new step."""
         self.is_draining = True
+        self._drained_from = self.decision.order if self.decision else (0, 0)
         self.discovery.is_draining = True
         if self.member is not None and self.member.decision.is_final:
             self.member.end()
@@ -240,9 +222,6 @@ class NodeCore:
         elif self.decision is None or message.step >= self.decision.step:
             self._early.keep(envelope)
 
-    def _loopback(self, message: Message) -> None:
-        self._for_authority(message, self._key.peer_id)
-
     # --- presence --------------------------------------------------------------------------
 
     async def _be_present(self) -> None:
@@ -298,7 +277,6 @@ class NodeCore:
                 await self._sync(self.decision)
             else:
                 await self._changed.wait()
-        self.has_left.set()
 
     async def _take_stage(self, stage: int) -> None:
         """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
@@ -308,7 +286,8 @@ class NodeCore:
             runner=self._runner, router=self._router, averager=self._averager,
             deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
             journal=self._journal, rng=self._rng, stage=stage, state=state,
-            capacity=self._settings.capacity, loopback=self._loopback,
+            capacity=self._settings.capacity,
+            loopback=lambda m: self._for_authority(m, self._key.peer_id),
         )  # fmt: skip
         self._donor, self._joiner = Donor(self.ctx), Joiner(self.ctx)
         self._sync_state = StateSync(
@@ -325,21 +304,20 @@ class NodeCore:
         return state
 
     def _may_leave(self) -> bool:
-        is_over = self.decision is not None and self.decision.is_final
-        return self.is_draining and (is_over or not self._is_member())
+        """Draining ends with the step in flight, even if nobody is there to take over."""
+        if not self.is_draining or not self._is_member():
+            return self.is_draining
+        assert self.decision is not None
+        return self.decision.is_final or self.decision.step > self._drained_from[0]
 
     def _is_member(self) -> bool:
-        """Whether the decision counts on this node, for the stage that it serves."""
-        if self.decision is None or self.ctx is None:
-            return False
-        return self._key.peer_id in self.decision.roster[self.ctx.stage]
+        return self._is_stage_peer(self._key.peer_id)
 
     def _is_stage_peer(self, peer: PeerId) -> bool:
-        return (
-            self.decision is not None
-            and self.ctx is not None
-            and peer in self.decision.roster[self.ctx.stage]
-        )
+        """Whether the decision counts on a peer for the stage that this node serves."""
+        if self.decision is None or self.ctx is None:
+            return False
+        return peer in self.decision.roster[self.ctx.stage]
 
     def _holds_decided_state(self) -> bool:
         assert self.ctx is not None
@@ -351,13 +329,11 @@ class NodeCore:
 
     async def _work(self) -> None:
         """One step as a member, then apply what was prepared if the next decision says so."""
-        assert self.ctx is not None
-        assert self.decision is not None
+        assert self.ctx and self.decision and self._donor
         ctx, first = self.ctx, self.decision
         await self._faults.reach("before_step", first.step)
         if self.decision is not first:
             return  # there is a later one by now
-        assert self._donor is not None
         self._admission_misses = 0
         member = MemberStep(ctx, first, self._donor)
         self.member = member
@@ -380,12 +356,12 @@ class NodeCore:
 
     def _newer_term(self, member: MemberStep) -> Decision | None:
         decision, last = self.decision, member.decision
-        is_newer = decision is not None and decision.step == last.step
-        return decision if is_newer and decision.term > last.term else None
+        if decision is None or decision.step != last.step or decision.term <= last.term:
+            return None
+        return decision
 
     async def _end_step(self, member: MemberStep) -> None:
-        assert self.ctx is not None
-        assert self.decision is not None
+        assert self.ctx and self.decision
         ctx, decision = self.ctx, self.decision
         finished = decision.step == member.decision.step + 1
         wanted = decision.digests[ctx.stage]
@@ -396,9 +372,8 @@ class NodeCore:
             await ctx.faults.reach("before_apply", member.decision.step)
             await ctx.compute("update", ctx.state.apply)
             await ctx.faults.reach("after_apply", member.decision.step)
-            await ctx.tell_authorities(
-                Applied(step=decision.step, stage=ctx.stage, digest=ctx.state.digest)
-            )
+            applied = Applied(step=decision.step, stage=ctx.stage, digest=ctx.state.digest)
+            self._postbox.post(self._manifest.authorities, applied)
         else:
             await ctx.compute("update", ctx.state.reset)
         self._changed.notify()

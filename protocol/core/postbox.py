@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import trio
 
+from protocol.core.signal import Signal
 from protocol.errors import PeerError
 from protocol.keys import PeerId
 from protocol.messages import Message
@@ -22,6 +23,8 @@ class Postbox:
         self._posts, self._posted = trio.open_memory_channel[tuple[tuple[PeerId, ...], Message]](
             CAPACITY
         )
+        self._num_open = 0
+        self._changed = Signal()
 
     def post(self, peers: Iterable[PeerId], message: Message) -> None:
         """Send to each of these peers but this node itself."""
@@ -30,6 +33,12 @@ class Postbox:
             self._posts.send_nowait((others, message))
         except trio.WouldBlock:
             self._observer.count("errors", code="resource")
+        else:
+            self._num_open += len(others)
+
+    async def flush(self) -> None:
+        """Return when everything posted so far was delivered or failed."""
+        await self._changed.until(lambda: self._num_open == 0)
 
     async def run(self) -> None:
         """Deliver until cancelled; a task for each peer, so that none waits for another."""
@@ -43,3 +52,6 @@ class Postbox:
             await self._network.send(peer, message)
         except PeerError as error:
             self._observer.count("errors", code=error.code)
+        finally:
+            self._num_open -= 1
+            self._changed.notify()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.core.node import NodeCore, NodeSettings
+from protocol.core import NodeCore, NodeSettings
 from protocol.simulation.adapter import address_of
 from protocol.simulation.world import SimulatedNode, Simulation
 

@@ -1,0 +1,21 @@
+"""What the owner of a node decides, as far as the core cares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.deadlines import Deadlines
+from protocol.keys import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What the owner of a node decides: its stage (None: where it is needed most), its room."""
+
+    stage: int | None = None
+    capacity: int = 8
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    addresses: Callable[[], tuple[str, ...]] = tuple
+    sidecar_id: PeerId | None = None
+    wall_clock: Callable[[], float] = lambda: 0.0
