@@ -54,6 +54,7 @@ class Membership:
     prepared: dict[PeerId, Prepared] = field(default_factory=dict)
     suspicions: dict[PeerId, set[PeerId]] = field(default_factory=dict)
     suspected_at: float = 0.0
+    joiners_since: float | None = None
     watching_since: float = -math.inf
     held_since: float | None = None
 
@@ -99,6 +100,7 @@ class Membership:
         if self.current is None or decision.step != self.current.step:
             self.held_since = None
         self.current = decision
+        self.joiners_since = None
         self.prepared.clear()
         self.suspicions.clear()
         for peer in decision.members:
@@ -139,7 +141,7 @@ class Membership:
         if self.suspicions and now - self.suspected_at >= self.deadlines.reconnect_grace_s:
             return self._reopen(remove=self._most_suspected(now), add={})
         joining = self._ready_joiners(now)
-        if joining and (not self.prepared or self._is_held(now)):
+        if joining and self._may_admit(now):
             return self._reopen(remove=set(), add=joining)
         if self.current.is_final or not self._all_prepared():
             return None
@@ -256,6 +258,20 @@ class Membership:
             and c.presence.digest == self.current.digests[c.presence.stage]
             and tuple(c.presence.seen) == self.current.order
         }
+
+    def _may_admit(self, now: float) -> bool:
+        """Not while a step ends, unless it is held for them; at the very start several at once.
+
+        A swarm is born with many joiners, and each new term repeats what the last one began.
+        """
+        assert self.current is not None
+        if self.prepared and not self._is_held(now):
+            return False
+        if self.current.step > 0:
+            return True
+        if self.joiners_since is None:
+            self.joiners_since = now
+        return now - self.joiners_since >= self.deadlines.presence_s
 
     def _is_held(self, now: float) -> bool:
         """Whether a slow joiner is given time: ``admission_hold_s``, and no step more in all."""
