@@ -63,7 +63,8 @@ def suspect(rules: Membership, by: PeerId, peer: PeerId, now: float = 0.0, term:
 
 
 def proposed(rules: Membership, now: float = 0.0) -> Decision:
-    decision = rules.propose(now)
+    """What is decided now, or a moment later: in step 0 several joiners are let in together."""
+    decision = rules.propose(now) or rules.propose(now + LIMITS.presence_s)
     assert decision is not None
     return decision
 
@@ -387,3 +388,14 @@ def test_strangers_are_forgotten_and_members_are_not() -> None:
     rules.on_presence(JOINER, presence(-1), 0.0)
     rules.forget_the_gone(LIMITS.record_lifetime_s + 1)
     assert set(rules.candidates) == set(rules.current.members)
+
+
+def test_the_first_joiners_are_let_in_together() -> None:
+    rules = running()
+    join(rules, JOINER, 1)
+    assert rules.propose(0.0) is None
+    join(rules, OTHER, 2, now=LIMITS.presence_s / 2)
+    assert rules.propose(LIMITS.presence_s / 2) is None
+    decision = rules.propose(LIMITS.presence_s)
+    assert decision is not None
+    assert {JOINER, OTHER} <= set(decision.members)
