@@ -32,6 +32,7 @@ class LoadAwareRouter:
     def __init__(self, rtt_s: Callable[[PeerId], float | None]) -> None:
         self._rtt_s = rtt_s
         self._roster: tuple[tuple[PeerId, ...], ...] = ()
+        self._step = -1
         self._peers: dict[PeerId, _Peer] = {}
 
     def on_decision(self, decision: Decision) -> None:
@@ -39,6 +40,10 @@ class LoadAwareRouter:
         self._roster = decision.roster
         members = set(decision.members)
         self._peers = {p: s for p, s in self._peers.items() if p in members}
+        if decision.step != self._step:
+            self._step = decision.step
+            for state in self._peers.values():
+                state.outstanding = state.num_sent = 0
 
     def choose(self, stage: int, avoid: Collection[PeerId], now: float) -> PeerId | None:
         """Return the holder with the least expected time, or None."""
