@@ -35,7 +35,7 @@ class Plan:
 
 
 def plan_memory(manifest: Manifest, config: NodeConfig) -> Plan:
-    """Choose capacity and whether graphs are kept; ResourceError if no stage fits."""
+    """Choose capacity and whether graphs are kept; ResourceError if a possible stage cannot fit."""
     budget = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
     stages = _possible_stages(manifest, config)
     wanted = max(LEAST_CAPACITY, min(MOST_CAPACITY, manifest.training.quota))
@@ -45,10 +45,14 @@ def plan_memory(manifest: Manifest, config: NodeConfig) -> Plan:
             needed = max(stage_bytes(manifest, k, capacity, recompute=recompute) for k in stages)
             if needed <= budget:
                 return Plan(capacity, recompute, needed)
-    least = min(stage_bytes(manifest, k, LEAST_CAPACITY, recompute=modes[-1]) for k in stages)
+    least = {k: stage_bytes(manifest, k, LEAST_CAPACITY, recompute=modes[-1]) for k in stages}
+    largest, smallest = max(least, key=least.__getitem__), min(least, key=least.__getitem__)
+    hint = "Give the node more memory with --memory, or join a swarm with smaller stages."
+    if least[smallest] <= budget:
+        hint = f"Give the node more memory with --memory, or name a stage: --stage {smallest}."
     raise ResourceError(
-        f"no stage fits {_mib(budget)} MiB; the smallest needs {_mib(least)} MiB",
-        "Give the node more memory with --memory, or join a swarm with smaller stages.",
+        f"stage {largest} needs {_mib(least[largest])} MiB; this node may use {_mib(budget)} MiB",
+        hint,
     )
 
 

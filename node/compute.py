@@ -60,7 +60,7 @@ class ThreadRunner:
             return
         ticket = (JOB_PRIORITY[kind], next(self._numbers), trio.Event())
         heapq.heappush(self._queue, ticket)
-        self._observer.gauge("queue_depth", len(self._queue), queue="compute")
+        self._measure()
         try:
             await ticket[2].wait()
         except trio.Cancelled:
@@ -73,10 +73,15 @@ class ThreadRunner:
         else:
             self._queue.remove(ticket)
             heapq.heapify(self._queue)
+            self._measure()
 
     def _pass_turn(self) -> None:
         if self._queue:
             heapq.heappop(self._queue)[2].set()
+            self._measure()
         else:
             self._is_busy = False
             self._idle_since = time.perf_counter()
+
+    def _measure(self) -> None:
+        self._observer.gauge("queue_depth", len(self._queue), queue="compute")

@@ -49,7 +49,7 @@ def faults_from(environment: Mapping[str, str]) -> FaultPoints:
     if text is None:
         return NoFaults()
     point, _, step = text.partition("@")
-    if point not in POINTS or not step.isdigit():
+    if point not in POINTS or not step.isdecimal():
         raise ConfigError(
             f"{FAULT_VARIABLE}={text!r} is not POINT@STEP",
             f"Unset {FAULT_VARIABLE}; it is there for tests.",

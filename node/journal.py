@@ -41,6 +41,7 @@ class FileJournal:
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self._ballot)
+            _sync_directory(self._ballot.parent)  # or the old name may come back
         except OSError as error:
             raise _cannot_write(self._ballot, error) from error
 
@@ -71,6 +72,14 @@ class FileJournal:
                 file.write(line + "\n")
         except OSError as error:
             raise _cannot_write(path, error) from error
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cannot_write(path: Path, error: OSError) -> ResourceError:

@@ -1,0 +1,112 @@
+"""How a node uses the memory that it was given, and what it says when that is too little."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.assembly import LEAST_CAPACITY, MOST_CAPACITY, frame_limits, make_stages, plan_memory
+from node.config import NodeConfig
+from protocol.core.transfer import CHUNK_BYTES
+from protocol.errors import ConfigError, ResourceError
+from protocol.manifest import Manifest, ModelSpec, PipelineSpec, TrainingSpec
+from protocol.simulation.host import simulation_key
+from stages import TorchBlockStage
+from stages.memory import stage_bytes
+
+MIB = 2**20
+
+
+def manifest_of(stages: int | tuple[int, ...] = 2, *, quota: int = 32) -> Manifest:
+    return Manifest(
+        name="assembly",
+        organiser=simulation_key(0).peer_id,
+        model=ModelSpec(
+            layers=4, width=128, heads=4, kv_heads=2, feed_forward=512, vocabulary=257, context=256
+        ),
+        pipeline=PipelineSpec(stages=stages),
+        training=TrainingSpec(steps=1, quota=quota, microbatch=8),
+    )
+
+
+def needed(manifest: Manifest, stage: int, capacity: int, recompute: bool) -> int:
+    return stage_bytes(manifest, stage, capacity, recompute=recompute)
+
+
+def config_of(budget: int, **settings: object) -> NodeConfig:
+    return NodeConfig(memory_bytes=budget, **settings)
+
+
+def test_much_memory_gives_full_capacity_without_recomputing() -> None:
+    manifest = manifest_of()
+    plan = plan_memory(manifest, config_of(64 * 2**30))
+    assert (plan.capacity, plan.recompute) == (MOST_CAPACITY, False)
+    assert plan.needed_bytes == needed(manifest, 1, MOST_CAPACITY, False)
+
+
+def test_a_small_quota_needs_no_more_capacity() -> None:
+    assert plan_memory(manifest_of(quota=4), config_of(64 * 2**30)).capacity == 4
+    assert plan_memory(manifest_of(quota=1), config_of(64 * 2**30)).capacity == LEAST_CAPACITY
+
+
+@pytest.mark.parametrize("capacity", range(LEAST_CAPACITY, MOST_CAPACITY))
+def test_less_memory_gives_less_capacity(capacity: int) -> None:
+    manifest = manifest_of()
+    budget = needed(manifest, 1, capacity + 1, False) - 1
+    assert plan_memory(manifest, config_of(budget)).capacity == capacity
+
+
+def test_graphs_are_given_up_before_the_stage_is() -> None:
+    manifest = manifest_of()
+    budget = needed(manifest, 1, LEAST_CAPACITY, False) - 1
+    plan = plan_memory(manifest, config_of(budget))
+    assert plan.recompute
+    assert plan.needed_bytes <= budget
+    with pytest.raises(ResourceError):
+        plan_memory(manifest, config_of(budget, recompute="never"))
+
+
+def test_too_little_says_how_much_is_needed() -> None:
+    manifest = manifest_of()
+    least = needed(manifest, 1, LEAST_CAPACITY, True)
+    with pytest.raises(ResourceError) as caught:
+        plan_memory(manifest, config_of(3 * MIB))
+    assert f"needs {-(-least // MIB)} MiB; this node may use 3 MiB" in caught.value.cause
+    assert "smaller stages" in caught.value.hint
+
+
+def test_a_node_that_fits_only_some_stages_is_told_to_name_one() -> None:
+    manifest = manifest_of((3, 1))
+    budget = needed(manifest, 2, LEAST_CAPACITY, True)
+    with pytest.raises(ResourceError, match="stage 1 needs") as caught:
+        plan_memory(manifest, config_of(budget))
+    assert "--stage 2" in caught.value.hint
+    assert plan_memory(manifest, config_of(budget, stage=2)).capacity == LEAST_CAPACITY
+
+
+def test_a_data_node_plans_for_stage_0() -> None:
+    manifest = manifest_of()
+    plan = plan_memory(manifest, config_of(64 * 2**30, role="organiser"))
+    assert plan.needed_bytes == needed(manifest, 0, MOST_CAPACITY, False)
+
+
+def test_stages_that_do_not_exist_or_lack_text_are_refused() -> None:
+    manifest, config = manifest_of(), config_of(64 * 2**30)
+    make = make_stages(manifest, config, plan_memory(manifest, config), None)
+    assert isinstance(make(1), TorchBlockStage)
+    with pytest.raises(ConfigError, match="stage 3 does not exist"):
+        make(3)
+    with pytest.raises(ConfigError, match="stage 0 needs text"):
+        make(0)
+
+
+def test_frames_hold_the_largest_shard_that_an_honest_peer_sends() -> None:
+    manifest = manifest_of()
+    largest = torch.empty(make_stage_gradients(manifest))
+    limit = frame_limits(manifest).max_tensor_bytes
+    assert limit >= max(largest.nbytes, CHUNK_BYTES)
+
+
+def make_stage_gradients(manifest: Manifest) -> int:
+    config = config_of(64 * 2**30)
+    return make_stages(manifest, config, plan_memory(manifest, config), None)(1).num_gradients
