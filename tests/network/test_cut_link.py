@@ -110,7 +110,7 @@ async def test_the_kernel_finds_out_without_a_heartbeat(link: Link, kind: str):
         with trio.fail_after(30):
             await left.hear("connected")
         link.cut()
-        with trio.move_on_after(6.0):
+        with trio.move_on_after(5.0):
             for name in ("idle", "busy"):
                 await left.hear("closed", connection=name)
         closed = {line["connection"] for line in left.heard("closed")}
