@@ -81,6 +81,11 @@ class TensorSpec(BaseModel):
         """Size of the tensor's contiguous bytes."""
         return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
+    @property
+    def is_representable(self) -> bool:
+        """Whether torch can count the strides; an empty tensor may still claim huge dimensions."""
+        return math.prod(max(1, size) for size in self.shape) < 2**48
+
 
 class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -222,7 +227,10 @@ class Codec:
     ) -> None:
         if len(specs) > _max_tensors(model):
             raise ProtocolViolation(f"{kind_of(model)} carries {len(specs)} tensors")
-        if any(spec.num_bytes > self.limits.max_tensor_bytes for spec in specs):
+        if any(
+            spec.num_bytes > self.limits.max_tensor_bytes or not spec.is_representable
+            for spec in specs
+        ):
             raise ProtocolViolation(f"{kind_of(model)} carries a tensor beyond the limit")
         if sum(spec.num_bytes for spec in specs) != prefix.payload_bytes:
             raise ProtocolViolation(f"the tensors of {kind_of(model)} do not fill its payload")

@@ -295,6 +295,7 @@ FORWARD = SAMPLES[10].model_dump(exclude={"kind"})
         forged("forward", 11, FORWARD, [{"dtype": "complex64", "shape": [1]}], b"12345678"),
         forged("forward", 11, FORWARD, [{"dtype": "uint8", "shape": [-1]}]),
         forged("forward", 11, FORWARD, [{"dtype": "uint8", "shape": [2**47, 2**47]}]),
+        forged("forward", 11, FORWARD, [{"dtype": "uint8", "shape": [0, 2**47, 2**47]}]),
         forged("forward", 11, FORWARD, [{"dtype": "uint8", "shape": [3]}], b"12"),
         forged("forward", 11, FORWARD, [{"dtype": "uint8", "shape": [1] * 9}], b"1"),
         forged("forward", 11, FORWARD, [{"dtype": "uint8", "shape": [1]}] * 2, b"12"),
