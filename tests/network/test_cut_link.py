@@ -20,8 +20,10 @@ from link_end import DEADLINES, LEFT_NODE, NEIGHBOUR, RIGHT_NODE
 
 PROGRAM = Path(__file__).with_name("link_end.py")
 ROOT = PROGRAM.parents[2]
+# Two interpreters start, or a node dials again; on a busy machine that takes long.
+START_S = 60.0
 # What a busy machine may add to a deadline.
-SLACK_S = 3.0
+SLACK_S = 5.0
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ async def ends(link: Link, kind: str) -> AsyncIterator[tuple[End, End]]:
 async def test_a_cut_link_ends_the_sessions_across_it_and_nothing_else(link: Link):
     """One session is busy and one is idle; a third one does not cross the link."""
     async with ends(link, "node") as (left, right):
-        with trio.fail_after(30):
+        with trio.fail_after(START_S):
             await left.hear("delivered")
             for node in (LEFT_NODE, NEIGHBOUR):
                 await right.hear("up", peer=node.peer_id)
@@ -96,7 +98,7 @@ async def test_a_cut_link_ends_the_sessions_across_it_and_nothing_else(link: Lin
             await left.hear("refused", cut_s)
         link.heal()
         healed_s = time.monotonic()
-        with trio.fail_after(15):
+        with trio.fail_after(START_S):
             await left.hear("delivered", healed_s)
             await left.hear("neighbour_delivered", healed_s)
         assert not left.heard("neighbour_refused")
@@ -107,10 +109,10 @@ async def test_a_cut_link_ends_the_sessions_across_it_and_nothing_else(link: Lin
 async def test_the_kernel_finds_out_without_a_heartbeat(link: Link, kind: str):
     """Keepalive ends the idle connection, TCP_USER_TIMEOUT the one with bytes under way."""
     async with ends(link, kind) as (left, _):
-        with trio.fail_after(30):
+        with trio.fail_after(START_S):
             await left.hear("connected")
         link.cut()
-        with trio.move_on_after(5.0):
+        with trio.move_on_after(5.0 if kind == "stock" else 15.0):
             for name in ("idle", "busy"):
                 await left.hear("closed", connection=name)
         closed = {line["connection"] for line in left.heard("closed")}
