@@ -18,6 +18,9 @@ from protocol.manifest import Manifest
 from protocol.messages import Decision, Prepared, Presence, Share, Suspect
 from protocol.step.decision import share_slots
 
+# After a hold that let nobody in there is none for this many limits: strangers may ask too.
+HOLD_REST = 10
+
 
 @dataclass(slots=True)
 class Candidate:
@@ -57,6 +60,7 @@ class Membership:
     joiners_since: float | None = None
     watching_since: float = -math.inf
     held_since: float | None = None
+    next_hold_at: float = -math.inf
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -104,8 +108,9 @@ class Membership:
         self.prepared.clear()
         self.suspicions.clear()
         for peer in decision.members:
-            if peer in self.candidates:
-                self.candidates[peer].hold_until = None
+            known = self.candidates.get(peer)
+            if known is not None and known.hold_until is not None:
+                known.hold_until, self.next_hold_at = None, -math.inf
 
     def assign(self, peer: PeerId, now: float) -> int:
         """Choose the stage with the fewest nodes for a newcomer (the lowest among equals).
@@ -277,6 +282,8 @@ class Membership:
         """Whether a slow joiner is given time: ``admission_hold_s``, and no step more in all."""
         assert self.current is not None
         limit, is_held = self.deadlines.admission_hold_s, False
+        if self.held_since is None and now < self.next_hold_at:
+            return False
         for peer, known in self.candidates.items():
             if not known.presence.wants_hold or peer in self.current.members:
                 continue
@@ -284,7 +291,7 @@ class Membership:
                 known.hold_until = now + limit
             is_held = is_held or (now < known.hold_until and self._lives(peer, now))
         if is_held and self.held_since is None:
-            self.held_since = now
+            self.held_since, self.next_hold_at = now, now + HOLD_REST * limit
         return is_held and self.held_since is not None and now - self.held_since < limit
 
     def _all_prepared(self) -> bool:

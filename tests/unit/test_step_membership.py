@@ -356,6 +356,32 @@ def test_many_slow_joiners_hold_a_step_no_longer_than_one() -> None:
     assert proposed(rules, limit).step == 1
 
 
+def test_strangers_that_never_come_in_hold_few_steps() -> None:
+    rules, limit = running(), LIMITS.admission_hold_s
+    for number, (peer, is_held) in enumerate([(JOINER, True), (OTHER, False)]):
+        now = number * limit
+        for candidate in rules.candidates.values():
+            candidate.seen_at = now
+        prepare(rules)
+        join(rules, peer, 1, now=now, wants_hold=True, digest=None)
+        assert (rules.propose(now) is None) == is_held
+        rules.on_decided(proposed(rules, now + limit * is_held))
+
+
+def test_who_comes_in_after_a_hold_leaves_room_for_the_next_one() -> None:
+    rules = running()
+    prepare(rules)
+    join(rules, JOINER, 1, wants_hold=True, digest=None)
+    assert rules.propose(0.0) is None
+    join(rules, JOINER, 1, wants_hold=True)
+    rules.on_decided(proposed(rules))
+    prepare(rules)
+    rules.on_decided(proposed(rules))
+    prepare(rules)
+    join(rules, OTHER, 1, wants_hold=True, digest=None)
+    assert rules.propose(0.0) is None
+
+
 def test_a_joiner_that_is_gone_holds_nothing() -> None:
     rules = running()
     join(rules, JOINER, 1, wants_hold=True, digest=None)
