@@ -97,7 +97,7 @@ def swarm_of(paths: StatePaths) -> str | None:
 
     if not paths.manifest.exists():
         return None
-    return SignedManifest.from_toml(paths.manifest.read_text()).manifest.swarm_id
+    return SignedManifest.from_toml(paths.manifest.read_text(errors="replace")).manifest.swarm_id
 
 
 def leave(state: StateOption = None, as_json: JsonOption = False) -> None:

@@ -299,7 +299,7 @@ def run_daemon(
 def _known_manifest(paths: StatePaths, invite: Invite | None) -> SignedManifest | None:
     if not paths.manifest.exists():
         return None
-    signed = SignedManifest.from_toml(paths.manifest.read_text())
+    signed = SignedManifest.from_toml(paths.manifest.read_text(errors="replace"))
     signed.verify(invite.swarm_id if invite else None)
     return signed
 

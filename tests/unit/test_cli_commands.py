@@ -134,6 +134,14 @@ def test_create_spares_the_training_of_another_swarm(shoal: Shoal, tmp_path: Pat
     assert not (tmp_path / "other.toml").exists()
 
 
+def test_run_names_a_manifest_that_was_destroyed(shoal: Shoal, tmp_path: Path) -> None:
+    create(shoal, tmp_path)
+    (shoal.state / "manifest.toml").write_bytes(b"\x00\xff")
+    answer = shoal("swarm", "run")
+    assert answer.returncode == 2
+    assert "the manifest is not TOML" in answer.stderr
+
+
 def test_run_needs_a_swarm(shoal: Shoal) -> None:
     answer = shoal("swarm", "run")
     assert answer.returncode == 2
