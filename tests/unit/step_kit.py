@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import (
+    DataSpec,
     Manifest,
     ModelSpec,
     OptimizerSpec,
@@ -47,6 +48,7 @@ def manifest_of(
         training=TrainingSpec(
             steps=steps, quota=quota, microbatch=1, optimizer=OptimizerSpec(name="sgd")
         ),
+        data=DataSpec(eval_every=0),
     )
 
 
