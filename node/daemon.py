@@ -44,7 +44,7 @@ from node.transport.network import Libp2pNetwork
 from node.transport.session import Heartbeat
 from node.watchdog import Progress, watch
 from protocol.core import NodeCore, NodeSettings
-from protocol.errors import ConfigError, ShoalError, Unreachable
+from protocol.errors import ConfigError, ShoalError
 from protocol.invite import Invite
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest, SignedManifest
@@ -116,10 +116,11 @@ class Daemon:
             await nursery.start(self._heed_signals, nursery.cancel_scope)
             nursery.start_soon(watch, self.observer, self.progress)
             nursery.start_soon(self._measure)
-            await nursery.start(
+            served = await nursery.start(
                 serve_control, self.facade, self.metrics.exposition, self.paths.socket,
                 self.loaded.config.metrics_port,
             )  # fmt: skip
+            self.observer.event("metrics_served", url=served.metrics_url)
             await nursery.start(self.sidecar.run)
             manifest = await self._learn_manifest()
             await self._serve_swarm(manifest, nursery)
@@ -127,13 +128,15 @@ class Daemon:
 
     async def _learn_manifest(self) -> Manifest:
         """Read the manifest from the state directory, or fetch it until a node has it."""
-        pause_s = self.deadlines.redial_backoff_s
+        pause_s, began = self.deadlines.redial_backoff_s, trio.current_time()
         while self.signed is None:
             try:
                 self.signed = await self.registry.fetch_manifest()
-            except (Unreachable, ShoalError) as error:
-                self.observer.event("manifest_not_found", code=error.code, cause=error.cause,
-                                    next_try_s=round(pause_s, 1))  # fmt: skip
+            except ShoalError as error:
+                # it takes a moment until the side-car knows others: only then is it a problem
+                is_early = trio.current_time() - began < self.deadlines.sidecar_call_s
+                problem = {} if is_early else {"code": error.code, "cause": error.cause}
+                self.observer.event("manifest_awaited", next_try_s=round(pause_s, 1), **problem)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self.deadlines.request_s)
         self.paths.manifest.write_text(self.signed.to_toml())

@@ -161,6 +161,8 @@ class Facade:
             return "draining"
         if core.decision is not None and core.decision.is_final:
             return "done"
+        if core.leading is not None and core.leading.deserted_stages:
+            return "paused"
         if core.is_syncing:
             return "syncing"
         if not self._metrics.value("sidecar_up"):

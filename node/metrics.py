@@ -18,7 +18,7 @@ from prometheus_client import disable_created_metrics as _disable_created_metric
 
 from node.logs import Fields, log_event
 from node.status import Problem
-from protocol.errors import ShoalError
+from protocol.errors import PeerError, ShoalError
 
 PREFIX = "shoal_"
 OTHER = "other"
@@ -91,6 +91,7 @@ LABEL_VALUES: dict[str, frozenset[str]] = {
     "direction": frozenset({"in", "out"}),
     "code": frozenset(cls.code for cls in error_classes()),
 }
+_PEERS_FAULTS = frozenset(cls.code for cls in error_classes(PeerError))
 _MEANINGS = {cls.code: (cls.__doc__ or "").splitlines()[0] for cls in error_classes()}
 
 
@@ -194,7 +195,8 @@ class Metrics:
 
     def _remember_code(self, code: str) -> None:
         """An error was counted: keep the text of the event about it, if there was one."""
-        if code == OTHER:  # nothing that a person could look up
+        # Nothing that a person could look up, or the fault of a peer, which is no problem here.
+        if code == OTHER or code in _PEERS_FAULTS:
             return
         last = self.last_problem
         is_told = last is not None and last.code == code

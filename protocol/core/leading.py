@@ -69,6 +69,7 @@ class Leading:
         self._wake = trio.Event()
         self.membership = Membership(manifest, swarm, deadlines)
         self.latest: StepOpen | None = None
+        self.deserted_stages: tuple[int, ...] = ()
 
     async def run(self) -> None:
         """Propose whenever something changed; take over when the leader falls silent."""
@@ -76,9 +77,23 @@ class Leading:
         while True:
             self.membership.forget_the_gone(trio.current_time())
             self._advance(trio.current_time())
+            self._watch_stages(trio.current_time())
             self._wake = trio.Event()
             with trio.move_on_after(TICK_S):
                 await self._wake.wait()
+
+    def _watch_stages(self, now: float) -> None:
+        """Say when the swarm pauses because a stage lost its last holder, and when it goes on."""
+        deserted = self.membership.deserted_stages(now)
+        if deserted == self.deserted_stages:
+            return
+        self.deserted_stages = deserted
+        if deserted:
+            stages = ", ".join(map(str, deserted))
+            cause = f"no living holder of stage {stages}; the swarm waits for one to come back"
+            self._observer.event("swarm_paused", code="unreachable", cause=cause)
+        else:
+            self._observer.event("swarm_resumed")
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -90,8 +105,8 @@ class Leading:
         elif isinstance(message, Prepared):
             self.membership.on_prepared(sender, message)
         elif isinstance(message, Suspect):
-            self._observer.event("peer_suspected", peer=message.peer, reason=message.reason)
-            self.membership.on_suspect(sender, message, now)
+            if self.membership.on_suspect(sender, message, now):
+                self._observer.event("peer_suspected", peer=message.peer, reason=message.reason)
         elif sender in self._authorities:
             self._on_ballot(message, sender)
         self._wake.set()

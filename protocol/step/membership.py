@@ -90,14 +90,18 @@ class Membership:
         if current.stage_of(peer) == message.stage:
             self.prepared[peer] = message
 
-    def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
-        """Note that a member cannot work with another."""
+    def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> bool:
+        """Note that a member cannot work with another; return whether that is news."""
         if self.current is None or (message.step, message.term) != self.current.order:
-            return
-        if peer in self.current.members and message.peer in self.current.members:
-            if not self.suspicions:
-                self.suspected_at = now
-            self.suspicions.setdefault(message.peer, set()).add(peer)
+            return False
+        if peer not in self.current.members or message.peer not in self.current.members:
+            return False
+        if not self.suspicions:
+            self.suspected_at = now
+        accusers = self.suspicions.setdefault(message.peer, set())
+        is_news = peer not in accusers
+        accusers.add(peer)
+        return is_news
 
     def on_decided(self, decision: Decision) -> None:
         """A decision was chosen; what was counted for the last one is void."""
@@ -154,12 +158,12 @@ class Membership:
             return None
         return self._next_step(now)
 
-    def is_paused(self, now: float) -> bool:
-        """Whether a stage has no living member, so that nothing can be decided."""
+    def deserted_stages(self, now: float) -> tuple[int, ...]:
+        """Stages without a living member: nothing can be decided until one of them is back."""
         if self.current is None:
-            return False
+            return ()
         gone = self._gone_members(now)
-        return any(not set(holders) - gone for holders in self.current.roster)
+        return tuple(k for k, holders in enumerate(self.current.roster) if not set(holders) - gone)
 
     # --- rules -----------------------------------------------------------------------------
 

@@ -167,13 +167,15 @@ def test_the_last_problem_is_remembered() -> None:
         "unreachable",
         "seed.example.org is silent",
     )
-    metrics.count("errors", code="peer_gone")
-    assert metrics.last_problem.code == "peer_gone"
-    assert "session" in metrics.last_problem.text
+    metrics.count("errors", code="sidecar")
+    assert metrics.last_problem.code == "sidecar"
+    assert "p2pd" in metrics.last_problem.text
     metrics.event("weights_saved", path="x")
-    assert metrics.last_problem.code == "peer_gone"
+    assert metrics.last_problem.code == "sidecar"
     metrics.count("errors", code="something_else")
-    assert metrics.last_problem.code == "peer_gone"
+    assert metrics.last_problem.code == "sidecar"
+    metrics.count("errors", code="peer_gone")  # peers come and go: that is no problem of ours
+    assert metrics.last_problem.code == "sidecar"
     assert metrics.value("errors", code="unreachable") == 1
     assert metrics.value("errors", code="other") == 1
 

@@ -132,7 +132,7 @@ def test_the_missing_are_dealt_completely_evenly_and_the_same_on_all(
     dealt = assignments(expected, ledgers)
     present = frozenset().union(*ledgers.values())
     assert set(dealt) == expected - present
-    loads = Counter({member: 0 for member in ledgers} | Counter(dealt.values()))
+    loads = Counter(dict.fromkeys(ledgers, 0) | Counter(dealt.values()))
     assert max(loads.values()) - min(loads.values()) <= 1
     shuffled = data.draw(st.permutations(list(ledgers)))
     again = assignments(sorted(expected, reverse=True), {m: sorted(ledgers[m]) for m in shuffled})
