@@ -55,9 +55,8 @@ def _is_kept(origin: str, paths: StatePaths) -> bool:
 def run_daemon(paths: StatePaths, *, as_json: bool) -> int:
     """Run the daemon until it ends; tell each change of its state; return its exit status."""
     tell = _tell_json if as_json else _tell_text
-    # An old invite would be told before the node can be reached at its new address.
-    (paths.root / "invite").unlink(missing_ok=True)
     with Lifeline() as lifeline, ControlClient(paths.root) as client:
+        _forget_old_invite(paths, client)
         process = launch_daemon(paths.root, lifeline)
         with _signals_to(process):
             changes = _changes(paths, client)
@@ -68,6 +67,14 @@ def run_daemon(paths: StatePaths, *, as_json: bool) -> int:
     # Popen tells a death by signal as a negative number, a shell as 128 and the signal's number.
     status = process.returncode
     return status if status >= 0 else 128 - status
+
+
+def _forget_old_invite(paths: StatePaths, client: ControlClient) -> None:
+    """It would be told before the node can be reached anew; that of a running daemon stays."""
+    try:
+        client.status()
+    except ShoalError:
+        paths.invite.unlink(missing_ok=True)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
