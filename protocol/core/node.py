@@ -258,8 +258,7 @@ class NodeCore:
         self._router.on_decision(decision)
         self._observer.gauge("step", decision.step)
         if self.member is not None and (
-            decision.step != self.member.decision.step
-            or decision.stage_of(self._key.peer_id) is None
+            decision.step != self.member.decision.step or not self._is_member()
         ):
             self.member.end()
         self._changed.notify()

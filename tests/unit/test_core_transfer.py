@@ -1,0 +1,275 @@
+"""State transfer over the simulated network: resumed, checked, and taken from who was asked."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+import trio
+from core_kit import LIMITS, NoPoints
+from step_kit import KEYS, PEERS, SWARM, decision_of, manifest_of
+
+from protocol.averaging import ExactAverager
+from protocol.core import transfer
+from protocol.core.context import Context
+from protocol.core.journal import MemoryJournal
+from protocol.core.signal import Signal
+from protocol.core.sync import StateSync
+from protocol.core.transfer import Donor, Joiner
+from protocol.errors import PeerGone, ProtocolViolation
+from protocol.messages import Decision, FetchState, StateChunk
+from protocol.ports import Envelope
+from protocol.routing import LoadAwareRouter
+from protocol.simulation.adapter import address_of
+from protocol.simulation.host import VirtualHost
+from protocol.simulation.network import VirtualNetwork
+from protocol.simulation.places import Link, uniform
+from protocol.simulation.runner import VirtualRunner
+from protocol.simulation.timeline import Timeline
+from protocol.simulation.toy_stage import toy_stage
+from protocol.simulation.trace import Trace, TracingObserver
+
+ME, ONE, TWO = PEERS[1:4]
+CHUNK_BYTES = 20  # the toy state takes a handful of them
+
+
+class Computer:
+    """A holder of stage 1 that serves its state, and fetches one if it is told to."""
+
+    def __init__(self, world: World, index: int) -> None:
+        key = KEYS[index]
+        self.host = VirtualHost(f"n{index}", key.peer_id, world.timeline)
+        self.network = world.network.attach(self.host)
+        self.observer = TracingObserver(self.host.name, world.trace)
+        self.ctx = Context(
+            key=key, manifest=world.manifest, swarm=SWARM, network=self.network,
+            runner=VirtualRunner(self.host), router=LoadAwareRouter(self.network.rtt_s),
+            averager=ExactAverager(self.network, LIMITS), deadlines=LIMITS,
+            observer=self.observer, faults=NoPoints(), journal=MemoryJournal(), rng=Random(index),
+            stage=1, state=toy_stage(world.manifest, 1), capacity=4, loopback=lambda _: None,
+        )  # fmt: skip
+        self.donor, self.joiner = Donor(self.ctx), Joiner(self.ctx)
+        self.asked: list[int] = []
+        self.before_serving = lambda: None
+        self.alive = trio.CancelScope()
+
+    async def live(self) -> None:
+        with self.alive:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.network.run)
+                async for item in self.network.events:
+                    if isinstance(item, Envelope):
+                        nursery.start_soon(self.serve, item)
+
+    async def serve(self, envelope: Envelope) -> None:
+        if isinstance(envelope.message, FetchState):
+            self.asked.append(envelope.message.chunk)
+            self.before_serving()
+            await self.donor.serve(envelope.message, envelope.sender)
+        elif isinstance(envelope.message, StateChunk):
+            self.joiner.deliver(envelope)
+
+    def die(self) -> None:
+        self.host.die()
+        self.alive.cancel()
+
+    def train(self) -> None:
+        """Move to step 1."""
+        state = self.ctx.state
+        state.prepare(torch.ones(state.num_gradients), 4)
+        state.apply()
+
+
+class World:
+    """Two donors at step 1 and a joiner at step 0."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.manifest = manifest_of()
+        self.timeline, self.trace = Timeline(), Trace()
+        self.network = VirtualNetwork(
+            self.timeline, self.trace, rng=Random(0), profile=uniform(Link(0.01)), deadlines=LIMITS
+        )
+        nursery.start_soon(self.timeline.run)
+        self.me, self.one, self.two = (Computer(self, index) for index in (1, 2, 3))
+        for computer in (self.me, self.one, self.two):
+            nursery.start_soon(computer.live)
+            for peer in (ME, ONE, TWO):
+                computer.network.introduce(peer, [address_of(peer)])
+        self.one.train()
+        self.two.train()
+
+    @property
+    def first(self) -> Computer:
+        """The donor that the joiner asks first."""
+        donors = [ONE, TWO]
+        Random(1).shuffle(donors)
+        return self.one if donors[0] == ONE else self.two
+
+    @property
+    def second(self) -> Computer:
+        return self.two if self.first is self.one else self.one
+
+    def decision(self, **changes: object) -> Decision:
+        digests = ("0" * 64, self.one.ctx.state.digest, "2" * 64)
+        roster = [PEERS[:1], (ONE, TWO), PEERS[4:5]]
+        fields = {"digests": digests} | changes
+        return decision_of(fields.pop("roster", roster), step=1, term=2, **fields)
+
+
+@pytest.fixture
+def world(nursery, autojump_clock, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK_BYTES)
+    return World(nursery)
+
+
+async def test_a_state_comes_over_in_chunks(autojump_clock, world: World) -> None:
+    await world.me.joiner.fetch(world.decision())
+    assert world.me.ctx.state.digest == world.one.ctx.state.digest
+    assert world.me.ctx.state.step == 1
+    assert world.first.asked == list(range(len(world.first.asked)))
+    assert len(world.first.asked) > 3
+    assert world.second.asked == []
+
+
+async def test_a_donor_that_dies_is_replaced_at_the_same_chunk(
+    autojump_clock, world: World
+) -> None:
+    def die_at_the_third() -> None:
+        if len(world.first.asked) == 3:
+            world.first.die()
+
+    world.first.before_serving = die_at_the_third
+    await world.me.joiner.fetch(world.decision())
+    assert world.me.ctx.state.digest == world.one.ctx.state.digest
+    assert world.first.asked == [0, 1, 2]
+    assert world.second.asked[0] == 2
+
+
+async def test_a_frozen_donor_is_replaced_after_its_deadline(autojump_clock, world: World) -> None:
+    world.first.before_serving = lambda: world.first.host.freeze(1000)
+    await world.me.joiner.fetch(world.decision())
+    assert world.me.ctx.state.digest == world.one.ctx.state.digest
+    assert trio.current_time() <= LIMITS.request_s + LIMITS.delivery_s
+
+
+async def test_a_donor_of_another_state_is_passed_by(autojump_clock, world: World) -> None:
+    decision = world.decision()
+    world.first.train()  # it has gone on to step 2
+    await world.me.joiner.fetch(decision)
+    assert world.second.asked[0] == 0
+    assert world.me.ctx.state.digest == decision.digests[1]
+
+
+async def test_without_any_donor_the_state_is_as_it_was(autojump_clock, world: World) -> None:
+    before = world.me.ctx.state.digest
+    for donor in (world.one, world.two):
+        donor.die()
+    with pytest.raises(PeerGone, match="none of 2"):
+        await world.me.joiner.fetch(world.decision())
+    alone = world.decision(roster=(PEERS[:1], (ME,), PEERS[4:5]))
+    with pytest.raises(PeerGone, match="no other holder"):
+        await world.me.joiner.fetch(alone)
+    assert world.me.ctx.state.digest == before
+
+
+def lie(donor: Computer, *, chunk: int = 1) -> None:
+    """Give one chunk other bytes, under the right name."""
+
+    async def serve(message: FetchState, sender) -> None:
+        if donor.donor._step != message.step:
+            await donor.donor._export()
+        chunks = list(donor.donor._chunks)
+        chunks[chunk] = torch.zeros_like(chunks[chunk])
+        donor.donor._chunks = tuple(chunks)
+        await Donor.serve(donor.donor, message, sender)
+
+    donor.donor.serve = serve
+
+
+async def test_a_state_with_another_digest_is_refused_and_its_giver_asked_last(
+    autojump_clock, world: World
+) -> None:
+    before = world.me.ctx.state.digest
+    liar, honest = world.first, world.second
+    lie(liar)
+    with pytest.raises(ProtocolViolation, match="another digest"):
+        await world.me.joiner.fetch(world.decision())
+    assert world.me.ctx.state.digest == before
+    for seed in range(8):  # whatever the shuffle says
+        world.me.ctx.rng.seed(seed)
+        liar.asked.clear()
+        await world.me.joiner.fetch(world.decision())
+        assert liar.asked == []
+    assert world.me.ctx.state.digest == honest.ctx.state.digest
+
+
+async def test_a_donor_cannot_make_the_state_longer_on_the_way(
+    autojump_clock, world: World
+) -> None:
+    liar = world.first
+    serve = liar.donor.serve
+
+    async def longer(message: FetchState, sender) -> None:
+        if message.chunk == 0:
+            return await serve(message, sender)
+        reply = StateChunk(
+            step=message.step, stage=1, chunk=message.chunk, num_chunks=2**20,
+            digest=world.decision().digests[1],
+        )  # fmt: skip
+        await liar.ctx.try_send(sender, reply, (torch.zeros(20, dtype=torch.uint8),))
+        return None
+
+    liar.donor.serve = longer
+    await world.me.joiner.fetch(world.decision())
+    assert liar.asked == [0, 1]
+    assert world.me.ctx.state.digest == world.second.ctx.state.digest
+
+
+async def test_chunks_that_nobody_asked_for_are_not_kept(autojump_clock, world: World) -> None:
+    joiner = world.me.joiner
+    for chunk in range(100):
+        message = StateChunk(step=1, stage=1, chunk=chunk, num_chunks=100, digest="0" * 64)
+        joiner.deliver(Envelope(ONE, message, (torch.zeros(1000, dtype=torch.uint8),)))
+    assert joiner._answer is None
+
+
+async def test_a_donor_says_that_a_past_state_is_gone(autojump_clock, world: World) -> None:
+    before = world.me.ctx.state.digest
+    past = world.decision(digests=("0" * 64, before, "2" * 64)).model_copy(update={"step": 0})
+    started = trio.current_time()
+    with pytest.raises(PeerGone):
+        await world.me.joiner.fetch(past)
+    assert trio.current_time() < started + 1
+    assert (world.one.asked, world.two.asked) == ([0], [0])
+
+
+# --- until it is had, or out of date -------------------------------------------------------
+
+
+async def test_fetching_goes_on_until_a_donor_is_back(
+    nursery, autojump_clock, world: World
+) -> None:
+    decision, changed = world.decision(), Signal()
+    sync = StateSync(world.me.joiner, world.me.observer, Random(0), changed, lambda _: True)
+    world.network.partition([ME], [ONE, TWO], 20.0)
+    await sync.run(decision)
+    assert world.me.ctx.state.digest == decision.digests[1]
+    assert trio.current_time() > 20
+
+
+async def test_fetching_ends_when_the_swarm_has_moved_on(
+    nursery, autojump_clock, world: World
+) -> None:
+    changed, is_wanted = Signal(), True
+    sync = StateSync(world.me.joiner, world.me.observer, Random(0), changed, lambda _: is_wanted)
+    for donor in (world.one, world.two):
+        donor.die()
+    nursery.start_soon(sync.run, world.decision())
+    await trio.sleep(30)
+    is_wanted = False
+    changed.notify()
+    await trio.testing.wait_all_tasks_blocked()
+    failed = len(list(world.trace.find("state_transfer_failed")))
+    await trio.sleep(30)
+    assert len(list(world.trace.find("state_transfer_failed"))) == failed > 3
