@@ -15,6 +15,7 @@ from cli.options import (
     DeviceOption,
     JsonOption,
     MemoryOption,
+    MetricsPortOption,
     StateOption,
     ThreadsOption,
 )
@@ -48,6 +49,7 @@ def join(
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     memory: MemoryOption = None,
+    metrics_port: MetricsPortOption = None,
     data: DataOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
@@ -65,6 +67,7 @@ def join(
             "device": device,
             "threads": threads,
             "memory_bytes": memory,
+            "metrics_port": metrics_port,
             "data": tuple(path.absolute() for path in data) if data else None,
         },
     )

@@ -32,6 +32,12 @@ DeviceOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="CPU threads to compute with.", min=1)
 ]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", help="Loopback port of /metrics; 0 for a free one.", min=0, max=65535
+    ),
+]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory to use at most, such as 4GiB.")
 ]

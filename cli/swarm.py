@@ -15,6 +15,7 @@ from cli.options import (
     DeviceOption,
     JsonOption,
     MemoryOption,
+    MetricsPortOption,
     StateOption,
     ThreadsOption,
 )
@@ -149,6 +150,7 @@ def run(
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     memory: MemoryOption = None,
+    metrics_port: MetricsPortOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -167,6 +169,7 @@ def run(
             "device": device,
             "threads": threads,
             "memory_bytes": memory,
+            "metrics_port": metrics_port,
             "data": tuple(path.absolute() for path in data) if data else None,
         },
     )

@@ -189,7 +189,7 @@ def invite(swarm: str) -> str:
 
 def test_join_remembers_its_settings(shoal: Shoal) -> None:
     text = invite("a" * 64)
-    limits = ("--stage", "2", "--threads", "3", "--memory", "2GiB")
+    limits = ("--stage", "2", "--threads", "3", "--memory", "2GiB", "--metrics-port", "9464")
     with shoal.running("join", text, *limits, "--json") as volunteer:
         line = read_until(volunteer, '"event": "state"').splitlines()[-1]
         assert json.loads(line)["state"] == "starting"
@@ -197,7 +197,7 @@ def test_join_remembers_its_settings(shoal: Shoal) -> None:
         assert volunteer.wait(30) == 0
     config = load_config(shoal.state / "config.toml").config
     assert (config.invite, config.stage, config.threads) == (text, 2, 3)
-    assert config.memory_bytes == 2 * 2**30
+    assert (config.memory_bytes, config.metrics_port) == (2 * 2**30, 9464)
     with shoal.running("join") as volunteer:
         read_until(volunteer, "joining as volunteer")
         read_until(volunteer, "starting: no stage yet")

@@ -11,7 +11,7 @@ import typer.main
 from cli.main import app, run
 
 NODE = {"--state", "--json"}
-LIMITS = {"--device", "--threads", "--memory"}
+LIMITS = {"--device", "--threads", "--memory", "--metrics-port"}
 SHAPE = {"--layers", "--width", "--context", "--stages", "--holders", "--steps", "--quota"}
 RECIPE = SHAPE | {"--data-nodes", "--microbatch", "--learning-rate", "--seed", "--wire-dtype"}
 FLAGS = {
