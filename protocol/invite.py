@@ -22,7 +22,10 @@ from protocol.manifest.specs import Peer
 _PREFIX = "shoal1:"
 _MAX_CHARS = 16 * 1024
 _CHECKSUM_BYTES = 4
-_HINT = "Copy the whole line that `shoal swarm invite` prints, or ask the organiser for a new one."
+_HINT = (
+    "Copy the whole line that the organiser's `shoal swarm run` prints; it also lies in the "
+    "organiser's state directory, in the file invite."
+)
 
 
 def _checked_address(value: str) -> str:
