@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 NodeState = Literal[
-    "starting", "syncing", "waiting", "training", "alone", "draining", "degraded", "done"
+    "starting", "syncing", "waiting", "training", "paused", "alone", "draining", "degraded", "done"
 ]
 
 
