@@ -7,6 +7,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
+_LINE_CHARS = 100
+_GAP = "  "
+
 
 def say(text: str) -> None:
     """Tell the person something beside the result."""
@@ -30,11 +33,30 @@ def facts(pairs: Mapping[str, object]) -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return left-aligned columns under their heads."""
+    """Return left-aligned columns under their heads; long cells are cut to keep lines short."""
     cells = [[str(head) for head in heads], *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in cells)
+    widths = _fitting([max(map(len, column)) for column in zip(*cells, strict=True)])
+    lines = (
+        _GAP.join(f"{_cut(c, w):<{w}}" for c, w in zip(row, widths, strict=True)) for row in cells
+    )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _fitting(widths: list[int]) -> list[int]:
+    """Narrow the widest columns until a line has no more than _LINE_CHARS characters."""
+    fitting = list(widths)
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - _LINE_CHARS
+    for _ in range(excess):
+        fitting[fitting.index(max(fitting))] -= 1
+    return fitting
+
+
+def _cut(text: str, width: int) -> str:
+    """Leave out the middle: a path tells most at its end, a PeerID differs there alone."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def printable(text: str) -> str:

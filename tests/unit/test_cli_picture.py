@@ -49,3 +49,14 @@ def test_words_for_people() -> None:
     assert facts({"a": 1, "long": 2}) == "a     1\nlong  2"
     assert table(("x", "yy"), [(1, 2)]) == "x  yy\n1  2"
     assert printable("a\x1b[2Jé\n\tb\0") == "a\ufffd[2Jé\n\tb\ufffd"
+
+
+def test_a_long_cell_loses_its_middle() -> None:
+    lines = table(("name", "value", "from"), [("invite", "a" * 500 + "z", "f" * 40)]).splitlines()
+    assert [len(line) <= 100 for line in lines] == [True, True]
+    name, value, origin = lines[1].split()
+    assert (name, len(lines[1])) == ("invite", 100)
+    assert value.startswith("aaaa")
+    assert "…" in value
+    assert value.endswith("az")
+    assert origin == "f" * 40
