@@ -22,6 +22,10 @@ from protocol.step.decision import share_slots
 HOLD_REST = 10
 
 
+LONGEST_BAR_S = 3600.0
+MOST_BARS = 10
+
+
 @dataclass(slots=True)
 class Candidate:
     """What the authority knows of a node."""
@@ -30,8 +34,14 @@ class Candidate:
     seen_at: float
     down_since: float | None = None
     barred_until: float = 0.0
+    num_bars: int = 0
     assigned: int | None = None
     hold_until: float | None = None
+
+    def bar(self, now: float, first_s: float) -> None:
+        """Keep it out for a while, four times as long each time, an hour at most."""
+        self.barred_until = now + min(LONGEST_BAR_S, first_s * 4.0**self.num_bars)
+        self.num_bars = min(self.num_bars + 1, MOST_BARS)
 
     @property
     def stage(self) -> int:
@@ -216,7 +226,7 @@ class Membership:
         worst = max(self.suspicions, key=lambda p: (len(self.suspicions[p]), p))
         removable = self._removable({worst})
         if removable and worst in self.candidates:
-            self.candidates[worst].barred_until = now + self.deadlines.session_silence_s
+            self.candidates[worst].bar(now, self.deadlines.session_silence_s)
         return removable
 
     def _lagging(self) -> set[PeerId]:
