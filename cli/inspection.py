@@ -31,7 +31,7 @@ def status(state: StateOption = None, as_json: JsonOption = False) -> None:
 
 
 def _status_facts(answer: NodeStatus) -> dict[str, object]:
-    return {
+    known: dict[str, object] = {
         "node": answer.peer_id,
         "swarm": f"{answer.name} ({answer.swarm})",
         "role": answer.role,
@@ -50,6 +50,9 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "running for": duration(answer.uptime_s),
         "last problem": _problem(answer),
     }
+    # Only a data node sees losses and whole steps.
+    hidden = {"loss", "validation loss", "speed"} if answer.role == "volunteer" else set()
+    return {name: value for name, value in known.items() if name not in hidden}
 
 
 def _loss(value: float | None) -> str:
@@ -84,7 +87,7 @@ def _peer_row(peer: PeerStatus) -> tuple[object, ...]:
         "-" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms",
         size(peer.bytes_in),
         size(peer.bytes_out),
-        peer.address or "-",
+        (peer.address or "-").removesuffix(f"/p2p/{peer.peer_id}"),
     )
 
 
