@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from protocol.errors import ConfigError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest, SignedManifest, sign
 
@@ -59,22 +60,26 @@ class Recipe:
 
     def manifest(self, authorities: Sequence[PeerId]) -> Manifest:
         """Return the manifest of the organiser ``authorities[0]``; raise ConfigError."""
-        return Manifest.from_tables(
-            {
-                "name": self.name,
-                "organiser": authorities[0],
-                "authorities": tuple(authorities),
-                "model": self._model(),
-                "pipeline": {
-                    "stages": self.stages,
-                    "wire_dtype": self.wire_dtype,
-                    "min_holders": self.holders,
-                    "min_data_nodes": self.data_nodes,
-                },
-                "training": self._training(),
-                "data": {"seed": self.seed, "eval_every": max(1, self.steps // 6)},
-            }
-        )
+        try:
+            return Manifest.from_tables(self._tables(authorities))
+        except ConfigError as error:
+            raise ConfigError(error.cause, _remedy(error.cause)) from error
+
+    def _tables(self, authorities: Sequence[PeerId]) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "organiser": authorities[0],
+            "authorities": tuple(authorities),
+            "model": self._model(),
+            "pipeline": {
+                "stages": self.stages,
+                "wire_dtype": self.wire_dtype,
+                "min_holders": self.holders,
+                "min_data_nodes": self.data_nodes,
+            },
+            "training": self._training(),
+            "data": {"seed": self.seed, "eval_every": max(1, self.steps // 6)},
+        }
 
     def _model(self) -> dict[str, object]:
         return {
@@ -99,6 +104,14 @@ class Recipe:
             "clip_norm": 1.0,
             "seed": self.seed,
         }
+
+
+def _remedy(cause: str) -> str:
+    """Name the options that the cause is about: whoever gave them has no manifest to edit."""
+    words = set(re.findall(r"\w+", cause))
+    words.discard("heads")  # no option of the demo; the width, named with it, is
+    named = [f"--{c.name.replace('_', '-')}" for c in fields(Recipe) if c.name in words]
+    return f"Change {' or '.join(named) or 'the options'}; --help explains each."
 
 
 def num_parameters(manifest: Manifest) -> int:

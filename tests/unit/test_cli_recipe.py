@@ -57,8 +57,12 @@ def test_another_key_cannot_sign() -> None:
 
 
 def test_wrong_choices_are_named() -> None:
-    with pytest.raises(ConfigError, match="7 layers cannot be split into 3 equal stages"):
+    with pytest.raises(ConfigError, match="7 layers cannot be split into 3 equal stages") as caught:
         Recipe(layers=7).manifest((KEY.peer_id,))
+    assert caught.value.hint == "Change --layers or --stages; --help explains each."
+    with pytest.raises(ConfigError, match="wire_dtype") as caught:
+        Recipe(wire_dtype="foo").manifest((KEY.peer_id,))
+    assert caught.value.hint == "Change --wire-dtype; --help explains each."
 
 
 def test_number_of_parameters() -> None:
