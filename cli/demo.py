@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 import time
@@ -163,9 +164,20 @@ def _train(swarm: LocalSwarm, watch: Watch, *, to_stderr: bool) -> str:
             progress.show(watch.look())
             return _finish(swarm, progress)
         except DaemonDiedError as death:
-            for line in death.daemon.last_lines():
+            lines = death.daemon.last_lines()
+            _raise_owners_mistake(death.daemon.name, lines)
+            for line in lines:
                 progress.tell(f"{death.daemon.name}: {line}")
             raise
+
+
+def _raise_owners_mistake(name: str, lines: Sequence[str]) -> None:
+    """Raise the ConfigError with which a node ended: what a person gave is what is wrong."""
+    from protocol.errors import ConfigError
+
+    told = re.search(r"^error\[config\]: (.*)\nremedy: (.*)", "\n".join(lines), re.MULTILINE)
+    if told:
+        raise ConfigError(f"{name}: {told[1]}", told[2])
 
 
 def _finish(swarm: LocalSwarm, progress: Progress) -> str:

@@ -156,7 +156,10 @@ def test_run_prints_the_invite_and_ends_cleanly(shoal: Shoal, tmp_path: Path) ->
         children = daemons(organiser.pid)
         status = json.loads(shoal("status", "--json").stdout)
         assert status["committed_total"] == 1
-        assert "committed, in total   1 microbatches" in shoal("status").stdout
+        told = shoal("status").stdout
+        assert "committed, in total   1 microbatches" in told
+        assert "\nloss " not in told
+        assert "\nspeed " not in told
         organiser.send_signal(signal.SIGINT)
         assert organiser.wait(30) == 0
     assert psutil.wait_procs(children, timeout=5)[1] == []
@@ -180,6 +183,7 @@ def test_a_daemons_own_error_and_status_come_through(shoal: Shoal, tmp_path: Pat
     answer = shoal("swarm", "run")
     assert answer.returncode == 6
     assert "error[resource]: no memory" in answer.stderr
+    assert "the node ended with status 6; its log is" in answer.stderr
 
 
 def invite(swarm: str) -> str:
@@ -256,6 +260,16 @@ def test_demo_shows_why_a_node_died(shoal: Shoal, tmp_path: Path) -> None:
     assert answer.stdout == ""
     assert "data-1: error[resource]: no memory" in answer.stderr
     assert "error[resource]: data-1 ended with status 6" in answer.stderr
+
+
+def test_demo_ends_with_the_mistake_that_a_node_found(shoal: Shoal, tmp_path: Path) -> None:
+    broken = tmp_path / "fake" / "node" / "main.py"
+    broken.unlink()
+    broken.write_text("import sys; print('error[config]: no text\\nremedy: Add it'); sys.exit(2)\n")
+    answer = shoal("demo", "--keep", str(tmp_path / "d"))
+    assert answer.returncode == 2
+    assert answer.stderr.endswith("error[config]: data-1: no text\nremedy: Add it\n")
+    assert "ended with status" not in answer.stderr
 
 
 def test_demo_ends_cleanly_when_interrupted_at_its_start(shoal: Shoal, tmp_path: Path) -> None:
