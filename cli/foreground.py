@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -23,7 +24,7 @@ from protocol.errors import ShoalError
 from protocol.keys import NodeKey
 
 _POLL_S = 0.5
-Teller = Callable[[str, Mapping[str, object]], None]
+_PROGRESS_S = 10.0
 
 
 def known_key(paths: StatePaths) -> NodeKey:
@@ -59,14 +60,27 @@ def run_daemon(paths: StatePaths, *, as_json: bool) -> int:
         _forget_old_invite(paths, client)
         process = launch_daemon(paths.root, lifeline)
         with _signals_to(process):
-            changes = _changes(paths, client)
+            news = News(paths, lambda: _status(client))
             while process.poll() is None:
-                for name, fields in next(changes):
+                for name, fields in news.look():
                     tell(name, fields)
                 _wait(process)
+    return _told_end(process.returncode, paths)
+
+
+def _told_end(status: int, paths: StatePaths) -> int:
+    """Say how the daemon ended if it ended badly; return its exit status as a shell tells it."""
+    if status == 0:
+        return 0
+    how = f"with status {status}" if status > 0 else f"by signal {_signal_name(-status)}"
+    say(f"the node ended {how}; its log is {paths.log}")
     # Popen tells a death by signal as a negative number, a shell as 128 and the signal's number.
-    status = process.returncode
-    return status if status >= 0 else 128 - status
+    return status if status > 0 else 128 - status
+
+
+def _signal_name(number: int) -> str:
+    known = {signal_.value: signal_.name for signal_ in signal.Signals}
+    return known.get(number, str(number))
 
 
 def _forget_old_invite(paths: StatePaths, client: ControlClient) -> None:
@@ -103,23 +117,41 @@ def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _changes(
-    paths: StatePaths, client: ControlClient
-) -> Iterator[list[tuple[str, dict[str, object]]]]:
-    """Yield, each time that it is asked, what is new since it was asked before."""
-    invite = ""
-    last: NodeStatus | None = None
-    while True:
-        news: list[tuple[str, dict[str, object]]] = []
-        text = _read(paths)
-        if text and text != invite:
-            invite = text
-            news.append(("invite", {"invite": invite}))
-        now = _status(client)
-        if now is not None and (last is None or _seen(now) != _seen(last)):
-            last = now
-            news.append(("state", now.model_dump(mode="json")))
-        yield news
+class News:
+    """Tells what changed since it was last asked: the invite, the state, and now and then a step.
+
+    ``ask`` returns the daemon's status, None while it does not answer; ``clock`` counts seconds.
+    """
+
+    def __init__(
+        self,
+        paths: StatePaths,
+        ask: Callable[[], NodeStatus | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths, self._ask, self._clock = paths, ask, clock
+        self._invite = ""
+        self._last: NodeStatus | None = None  # as it was told
+        self._told_at = clock()
+
+    def look(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """Yield the name and the fields of each piece of news."""
+        text = _read(self._paths)
+        if text and text != self._invite:
+            self._invite = text
+            yield "invite", {"invite": text}
+        now = self._ask()
+        name = self._what(now) if now else None
+        if now and name:
+            self._last, self._told_at = now, self._clock()
+            yield name, now.model_dump(mode="json")
+
+    def _what(self, now: NodeStatus) -> str | None:
+        last = self._last
+        if last is None or _seen(now) != _seen(last):
+            return "state"
+        is_due = self._clock() - self._told_at >= _PROGRESS_S
+        return "progress" if is_due and now.step > last.step else None
 
 
 def _read(paths: StatePaths) -> str:
@@ -148,7 +180,12 @@ def _tell_text(name: str, fields: Mapping[str, object]) -> None:
         emit(f"the swarm can be joined; volunteers run:\n\n  shoal join {fields['invite']}\n")
         return
     stage = "no stage yet" if fields["stage"] is None else f"stage {fields['stage']}"
-    emit(f"{fields['state']}: {stage}, step {fields['step']}, swarm {fields['name']}")
+    line = f"{fields['state']}: {stage}, step {fields['step']}"
+    if name == "progress":
+        loss = fields["loss"]  # only a data node knows it; no number at all is a string in JSON
+        emit(line if loss is None else f"{line}, loss {float(str(loss)):.3f}")
+        return
+    emit(f"{line}, swarm {fields['name']}")
     problem = fields["last_problem"]
     if isinstance(problem, Mapping):
         say(f"problem[{problem['code']}]: {problem['text']}")
