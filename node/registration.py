@@ -24,12 +24,8 @@ class Registration:
         self._newest_ms = 0
 
     def on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
-        """A peer says which of our records it has read; sequences are wall milliseconds.
-
-        One from the future is none of ours.
-        """
-        if heartbeat.record_seen / 1000 <= self._wall_clock():
-            self._newest_ms = max(self._newest_ms, heartbeat.record_seen)
+        """A peer says which of our records it has read; sequences are wall milliseconds."""
+        self._newest_ms = max(self._newest_ms, heartbeat.record_seen)
 
     @property
     def is_registered(self) -> bool:
