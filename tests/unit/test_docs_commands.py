@@ -120,7 +120,7 @@ def test_a_place_that_is_gone_is_found() -> None:
 
 def test_readme_shows_the_two_commands() -> None:
     lines = [" ".join(words) for words in command_lines((ROOT / "README.md").read_text())]
-    assert {"make demo", "make test", "shoal swarm create manifest.toml"} <= set(lines)
+    assert {"make demo", "make test", "shoal swarm create manifest.toml --holders 2"} <= set(lines)
 
 
 @pytest.mark.parametrize(
