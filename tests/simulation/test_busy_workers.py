@@ -14,7 +14,7 @@ from simulated_swarms import toy_swarm
 from protocol.ports import JobKind
 from protocol.simulation.checks import check_exactly_once, check_law, check_shares
 from protocol.simulation.faults import random_script
-from protocol.simulation.world import NodePlan
+from protocol.simulation.world import NodePlan, Result
 
 COSTS: dict[JobKind, float] = {
     "embed": 0.02, "forward": 0.05, "backward": 0.1, "edge": 0.05,
@@ -24,7 +24,7 @@ STAGES = (0, 0, 0, 1, 1, 1, 2, 2)
 SEEDS = (103, 105, 110, 111, 124, 127, 115, 121)
 
 
-def play(seed: int) -> None:
+def play(seed: int) -> Result:
     """Run a swarm of busy nodes under a random script and check all that must hold."""
     simulation = toy_swarm(
         steps=4,
@@ -40,12 +40,12 @@ def play(seed: int) -> None:
     check_law(simulation.manifest.manifest, result.moves, result.messages["step_close"])
     check_shares(check_exactly_once(result.moves), result.decisions)
     assert [node.failure for node in result.nodes if node.failure] == []
-    assert result.is_finished
+    return result
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_faults_among_busy_nodes(seed: int) -> None:
-    play(seed)
+    assert play(seed).is_finished
 
 
 @pytest.mark.slow
