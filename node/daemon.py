@@ -139,7 +139,9 @@ class Daemon:
                 self.observer.event("manifest_awaited", next_try_s=round(pause_s, 1), **problem)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self.deadlines.request_s)
-        self.paths.manifest.write_text(self.signed.to_toml())
+        draft = self.paths.manifest.with_suffix(".new")
+        draft.write_text(self.signed.to_toml())
+        draft.replace(self.paths.manifest)  # half a manifest would keep the node from starting
         return self.signed.manifest
 
     async def _serve_swarm(self, manifest: Manifest, nursery: trio.Nursery) -> None:
