@@ -46,6 +46,8 @@ class Closing:
 
     def on_close(self, close: StepClose, decision: Decision) -> None:
         """Take a data node's close, whoever passed it on."""
+        if close.data_node not in decision.data_nodes:
+            return
         if self._ledger.closes.get(close.data_node) == close:
             return  # it is said until the step ends
         check_close(close, self._ctx.swarm)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import trio
 
 from protocol.core.context import Context
-from protocol.core.flow import GENERATION_SLOTS, Flow
+from protocol.core.flow import GENERATION_SLOTS, RETRY_PAUSE_S, Flow
 from protocol.core.forward_only import ForwardOnly
 from protocol.core.signal import Signal
 from protocol.errors import NonFinite, ProtocolViolation
@@ -38,7 +38,7 @@ from protocol.ports import Envelope, JobKind, Tensor
 from protocol.step.decision import sign_close
 from protocol.step.ledger import StepLedger
 
-RETRY_PAUSE_S = 0.1
+RETRY_PAUSE_LIMIT_S = 1.0
 DEADLINE = "deadline"
 T = TypeVar("T")
 
@@ -131,7 +131,8 @@ class DataFlow:
             flow.first = self._choose_first(flow)
             if flow.first is None:
                 flow.avoid.clear()
-                await trio.sleep(RETRY_PAUSE_S)
+                await trio.sleep(flow.pause_s)  # each offer carries the whole activation
+                flow.pause_s = min(2 * flow.pause_s, RETRY_PAUSE_LIMIT_S)
                 continue
             flow.sent_at = trio.current_time()
             ctx.router.sent(flow.first, flow.sent_at)

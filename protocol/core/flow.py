@@ -13,6 +13,7 @@ from protocol.ports import Tensor
 
 VALIDATION_SLOTS = 2**40
 GENERATION_SLOTS = 2**41
+RETRY_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Flow:
     first: PeerId | None = None
     counted: PeerId | None = None
     sent_at: float = 0.0
+    pause_s: float = RETRY_PAUSE_S
     activation: Tensor | None = None
     gradient: Tensor | None = None
     path: tuple[PeerId, ...] = ()

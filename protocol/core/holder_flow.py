@@ -30,6 +30,7 @@ from protocol.ports import Envelope, JobKind, Tensor
 from protocol.step.ledger import SlotId, StepLedger
 
 BUSY_PAUSE_S = 0.05
+BUSY_PAUSE_LIMIT_S = 1.0
 T = TypeVar("T")
 
 
@@ -44,6 +45,7 @@ class Work:
     target: PeerId | None
     next: PeerId | None = None
     sent_at: float = 0.0
+    pause_s: float = BUSY_PAUSE_S
     output: Tensor | None = None
     gradient: Tensor | None = None
     is_back: bool = False
@@ -151,7 +153,8 @@ class HolderFlow:
                     await self._report_failure(work, "no holder of the next stage")
                     return
                 work.avoid.clear()
-                await trio.sleep(BUSY_PAUSE_S)
+                await trio.sleep(work.pause_s)  # each offer carries the whole activation
+                work.pause_s = min(2 * work.pause_s, BUSY_PAUSE_LIMIT_S)
                 continue
             work.sent_at = trio.current_time()
             ctx.router.sent(work.next, work.sent_at)

@@ -33,9 +33,22 @@ class Donor:
         self._digest = ""
         self._chunks: tuple[Tensor, ...] = ()
         self._lock = trio.Lock()
+        self._served: set[PeerId] = set()
 
     async def serve(self, message: FetchState, sender: PeerId) -> None:
-        """Answer with one chunk, or without a tensor when that step's state is not held."""
+        """Answer with one chunk, or without a tensor when that step's state is not held.
+
+        Each peer gets one chunk at a time: who asks for more at once gets nothing more.
+        """
+        if sender in self._served:
+            return
+        self._served.add(sender)
+        try:
+            await self._answer(message, sender)
+        finally:
+            self._served.discard(sender)
+
+    async def _answer(self, message: FetchState, sender: PeerId) -> None:
         ctx = self._ctx
         async with self._lock:
             if message.step == ctx.state.step and self._step != message.step:

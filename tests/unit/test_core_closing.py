@@ -126,7 +126,7 @@ async def test_a_data_node_that_falls_silent_is_named(autojump_clock, member: Me
 
 async def test_forged_and_foreign_closes_change_nothing(autojump_clock, member: Member) -> None:
     member.closing.on_close(close_of(key=KEYS[9]), ALONE)
-    forged = close_of().model_copy(update={"data_node": PEERS[9]})
+    forged = close_of(key=KEYS[9]).model_copy(update={"data_node": D})
     with pytest.raises(ProtocolViolation):
         member.closing.on_close(forged, ALONE)
     member.closing.on_close(close_of(path=(ME,)), ALONE)

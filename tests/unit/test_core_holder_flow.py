@@ -172,6 +172,15 @@ async def test_a_busy_next_hop_is_passed_by(autojump_clock, holder: Holder) -> N
     assert {p for p, m, _ in holder.bench.network.sent if isinstance(m, Forward)} == {NEXT, OTHER}
 
 
+async def test_offers_to_busy_hops_become_rarer(autojump_clock, holder: Holder) -> None:
+    """Each of them carries the whole activation."""
+    await holder.passed_on(work())
+    while trio.current_time() < 60:
+        peer, _, _ = holder.bench.network.sent[-1]
+        await holder.flow.on_busy(Busy(**work()._asdict(), stage=2), peer)
+    assert len(holder.bench.network.of(Forward)) < 140
+
+
 async def test_two_tries_of_one_slot_commit_once_and_free_both_places(
     autojump_clock, holder: Holder
 ) -> None:

@@ -234,6 +234,17 @@ async def test_chunks_that_nobody_asked_for_are_not_kept(autojump_clock, world: 
     assert joiner._answer is None
 
 
+async def test_who_asks_for_many_chunks_at_once_gets_one(
+    nursery, autojump_clock, world: World
+) -> None:
+    for chunk in range(50):
+        message = FetchState(step=1, stage=1, chunk=chunk)
+        nursery.start_soon(world.one.donor.serve, message, ME)
+    await trio.sleep(5)
+    received = [e for e in world.trace.find("received") if e.details[1] == "state_chunk"]
+    assert len(received) == 1
+
+
 async def test_a_donor_says_that_a_past_state_is_gone(autojump_clock, world: World) -> None:
     before = world.me.ctx.state.digest
     past = world.decision(digests=("0" * 64, before, "2" * 64)).model_copy(update={"step": 0})
