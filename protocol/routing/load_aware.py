@@ -14,6 +14,7 @@ from protocol.messages import Decision
 
 BAR_S = 1.0
 MOST_DOUBLINGS = 5
+SLOWEST = 4.0  # a peer counts as at most this much slower: one slow reply must not end its work
 EMA_KEEP = 0.6  # reply time: 0.6 old + 0.4 new (GWTF spec 1.4)
 
 
@@ -81,6 +82,7 @@ class LoadAwareRouter:
     def _score(self, peer: PeerId) -> tuple[float, int, PeerId]:
         state = self._peer(peer)
         known = [s.seconds for s in self._peers.values() if s.seconds is not None]
-        seconds = state.seconds if state.seconds is not None else (min(known) if known else 0.0)
+        best = min(known, default=0.0)
+        seconds = best if state.seconds is None else min(state.seconds, SLOWEST * best)
         wait = (state.outstanding + 1) * max(seconds, 1e-3) + (self._rtt_s(peer) or 0.0)
         return wait, state.num_sent, peer

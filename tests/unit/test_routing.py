@@ -130,3 +130,21 @@ def test_who_left_is_forgotten() -> None:
     assert set(router._peers) == set()
     router.on_decision(decision_of([PEERS[:1], HOLDERS], term=3))
     assert router.choose(1, (B, C), 0.0) == A
+
+
+def test_one_slow_reply_does_not_end_a_peers_work() -> None:
+    """It waited behind a neighbour's death; nothing but new work can show that it is fast again."""
+    router = router_of()
+    for _ in range(8):
+        router.sent(A, 0.0)
+    for _ in range(8):
+        router.returned(A, 0.4, 0.0)
+    router.sent(B, 0.0)
+    router.returned(B, 60.0, 0.0)
+    chosen = []
+    for _ in range(16):
+        peer = router.choose(1, (C,), 0.0)
+        assert peer is not None
+        router.sent(peer, 0.0)
+        chosen.append(peer)
+    assert chosen.count(A) > chosen.count(B) >= 2
