@@ -15,7 +15,7 @@ from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
-from protocol.messages import Message
+from protocol.messages import Boundary, FetchBoundary, Message
 from protocol.ports import (
     BlockStage,
     EdgeStage,
@@ -87,6 +87,16 @@ class Context:
             self.observer.count("errors", code=error.code)
             return False
         return True
+
+    async def answer_boundary(
+        self, message: FetchBoundary, sender: PeerId, tensor: Tensor | None
+    ) -> None:
+        """Answer a neighbour that repairs: with the tensor, or with none if it is not kept."""
+        reply = Boundary(
+            step=message.step, data_node=message.data_node, slot=message.slot,
+            attempt=message.attempt, direction=message.direction, stage=message.stage,
+        )  # fmt: skip
+        await self.try_send(sender, reply, () if tensor is None else (tensor,))
 
     async def send_all(self, peers: Iterable[PeerId], message: Message) -> None:
         """Send a control message to several peers at once; faults are counted only."""

@@ -20,7 +20,6 @@ from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
     Backward,
-    Boundary,
     Busy,
     Commit,
     Decision,
@@ -319,11 +318,7 @@ class DataFlow:
         tensor = None
         if flow is not None and sender in self.decision.members:
             tensor = flow.activation if message.direction == "activation" else flow.gradient
-        reply = Boundary(
-            step=message.step, data_node=message.data_node, slot=message.slot,
-            attempt=message.attempt, direction=message.direction, stage=message.stage,
-        )  # fmt: skip
-        await self._ctx.try_send(sender, reply, () if tensor is None else (tensor,))
+        await self._ctx.answer_boundary(message, sender, tensor)
 
     async def on_redrive(self, message: Redrive, sender: PeerId) -> None:
         """Drive a committed microbatch once more, to the one holder that lost its gradient."""

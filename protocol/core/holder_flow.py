@@ -17,7 +17,6 @@ from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
     Backward,
-    Boundary,
     Busy,
     Commit,
     Decision,
@@ -303,11 +302,7 @@ class HolderFlow:
         tensor = None
         if work is not None and sender in self.decision.members:
             tensor = work.output if message.direction == "activation" else work.gradient
-        reply = Boundary(
-            step=message.step, data_node=message.data_node, slot=message.slot,
-            attempt=message.attempt, direction=message.direction, stage=message.stage,
-        )  # fmt: skip
-        await self._ctx.try_send(sender, reply, () if tensor is None else (tensor,))
+        await self._ctx.answer_boundary(message, sender, tensor)
 
     async def on_peer_down(self, peer: PeerId) -> None:
         """Tell the data node of every microbatch that went to a peer that is gone."""

@@ -217,7 +217,7 @@ async def test_a_dead_address_before_a_good_one_does_not_matter():
     async with running(a, b), trio.open_nursery() as nursery:
         a.introduce(b.peer_id, ["/ip4/127.0.0.1/tcp/1", *b.addresses])
         nursery.start_soon(post, a, b.peer_id, Assign(step=1, stage=1))
-        await next_message(b)
+        assert (await next_message(b)).sender == a.peer_id
 
 
 async def test_an_impostor_at_the_address_is_refused():
