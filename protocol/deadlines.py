@@ -19,6 +19,8 @@ NESTED: tuple[tuple[str, str], ...] = (
     ("step_stall_s", "averaging_s"),
     ("sidecar_start_s", "sidecar_call_s"),
     ("record_lifetime_s", "record_refresh_s"),
+    ("record_lifetime_s", "discovery_rest_s"),
+    ("discovery_rest_s", "discovery_s"),
     ("drain_s", "delivery_s"),
 )
 
@@ -41,6 +43,7 @@ class Deadlines(BaseModel):
     request_s: PositiveFloat = 30.0
     presence_s: PositiveFloat = 1.0
     discovery_s: PositiveFloat = 1.0
+    discovery_rest_s: PositiveFloat = 8.0
     flow_s: PositiveFloat = 60.0
     averaging_s: PositiveFloat = 40.0
     step_stall_s: PositiveFloat = 120.0
@@ -50,6 +53,7 @@ class Deadlines(BaseModel):
     # side-car and registry
     sidecar_start_s: PositiveFloat = 60.0
     sidecar_call_s: PositiveFloat = 10.0
+    sidecar_probe_s: PositiveFloat = 3.0
     record_refresh_s: PositiveFloat = 5.0
     record_lifetime_s: PositiveFloat = 30.0
     # local control

@@ -220,7 +220,7 @@ class Sidecar:
         self._doubted = trio.Event()
         while True:
             self._learn(await self.call(channel.Ping(), channel.Pong))
-            with trio.move_on_after(self._deadlines.heartbeat_s):
+            with trio.move_on_after(self._deadlines.sidecar_probe_s):
                 await self._doubted.wait()
                 raise SidecarError(f"the side-car was replaced: {self._doubt}")
 

@@ -128,7 +128,7 @@ class NodeCore:
         """Leave at the next step's opening: finish what is in flight, take no new step."""
         self.is_draining = True
         self._drained_from = self.decision.order if self.decision else (0, 0)
-        self.discovery.is_draining = True
+        self.discovery.announce(is_draining=True)
         if self.member is not None and self.member.decision.is_final:
             self.member.end()
         self._presence_due.notify()
@@ -162,6 +162,7 @@ class NodeCore:
                 self._on_envelope(item)
 
     def _on_change(self, change: PeerChange) -> None:
+        self.discovery.hear_of([change.peer])
         if self.leading is not None:
             self.leading.on_change(change)
         if self.member is not None:
@@ -256,6 +257,7 @@ class NodeCore:
         self.decision = decision
         self._journal.decided(decision)
         self._router.on_decision(decision)
+        self.discovery.hear_of(decision.members)
         self._observer.gauge("step", decision.step)
         if self.member is not None and (
             decision.step != self.member.decision.step or not self._is_member()
@@ -292,7 +294,7 @@ class NodeCore:
         self._sync_state = StateSync(
             self._joiner, self._observer, self._rng, self._changed, self._wants_state_of
         )
-        self.discovery.stage = stage
+        self.discovery.announce(stage=stage)
         self._observer.gauge("stage", stage)
         self._presence_due.notify()
 

@@ -17,6 +17,7 @@ SCOPES = ("fail_after", "move_on_after", "fail_at", "move_on_at")
 OWN_LIMITS: dict[str, str] = {
     "node.client.generate": "a long text takes long; it is this computer's own daemon",
     "node.sidecar.link.run": "a moment for the last words of a child that has ended already",
+    "protocol.core.discovery._rest": "between two limits of the table; the event is its own",
     "protocol.core.leading.run": "a tick: it waits for an event of its own",
 }
 # Calls that wait for another party, by the package whose job they are.

@@ -27,7 +27,7 @@ FAILURES = (
     P2PDaemonError, P2PHandlerError, ControlFailure, ProtocolViolation,
     OSError, EOFError, TimeoutError, ValueError,
 )  # fmt: skip
-_PROBE_S = 2.0
+_ALONE_S, _PROBE_S = 2.0, 10.0
 _REJOIN_S = 60.0
 # p2pd ends by itself if nobody talks to it this long after its start.
 _P2PD_IDLE_S = 10.0
@@ -178,7 +178,8 @@ class Answers:
                     if await self._join(address):
                         break
                 last = time.monotonic()
-            await asyncio.sleep(_PROBE_S * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = _PROBE_S if neighbours else _ALONE_S
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def _join(self, address: str) -> bool:
         try:
