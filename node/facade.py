@@ -16,7 +16,7 @@ from node.registration import Registration
 from node.status import NodeState, NodeStatus, PeerStatus, Setting, StepStatus
 from node.transport.network import Libp2pNetwork
 from node.watchdog import Progress
-from protocol.core import NodeCore, StepReport
+from protocol.core import NodeCore
 from protocol.errors import ConfigError, Unreachable
 from protocol.keys import NodeKey
 from protocol.manifest import Manifest
@@ -152,7 +152,7 @@ class Facade:
 
     async def steps(self, after: int) -> Sequence[StepStatus]:
         """The recent steps above ``after``, oldest first (data nodes only)."""
-        return [_step_status(r) for r in self._journal.reports if r.step > after]
+        return [step for step in self._journal.reports if step.step > after]
 
     def _state(self, core: NodeCore | None) -> NodeState:
         if core is None or core.ctx is None:
@@ -172,23 +172,11 @@ class Facade:
         return "waiting" if self.running and self.running.network.connected() else "alone"
 
 
-def _last_validation(reports: Sequence[StepReport]) -> float | None:
-    losses = [r.validation_loss for r in reports if r.validation_loss is not None]
+def _last_validation(steps: Sequence[StepStatus]) -> float | None:
+    losses = [step.validation_loss for step in steps if step.validation_loss is not None]
     return losses[-1] if losses else None
 
 
-def _rate(reports: Sequence[StepReport]) -> float:
-    seconds = sum(r.seconds for r in reports)
-    return sum(r.tokens for r in reports) / seconds if seconds else 0.0
-
-
-def _step_status(report: StepReport) -> StepStatus:
-    return StepStatus(
-        step=report.step,
-        loss=report.loss,
-        validation_loss=report.validation_loss,
-        tokens=report.tokens,
-        seconds=report.seconds,
-        committed=len(report.entries),
-        reissued=report.reissued,
-    )
+def _rate(steps: Sequence[StepStatus]) -> float:
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.tokens for step in steps) / seconds if seconds else 0.0

@@ -1,4 +1,8 @@
-"""The node's durable memory: an authority's ballot, and one line per decision and per step."""
+"""The node's durable memory: an authority's ballot, and one line per decision and per step.
+
+The lines are for people and tests, no node reads them again: of each kind, the last
+``MAX_FILE_BYTES`` to twice as many are kept, the older half in a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ from pathlib import Path
 import msgpack
 from pydantic import BaseModel, ConfigDict
 
+from node.status import StepStatus
 from protocol.core.journal import StepReport
 from protocol.errors import ResourceError
 from protocol.messages import Decision, StepOpen
 
-REPORTS_KEPT = 4096
+REPORTS_KEPT = 1024
+MAX_FILE_BYTES = 16 * 2**20  # some thousand steps
+OLD_SUFFIX = ".1"
 
 
 class _Ballot(BaseModel):
@@ -28,7 +35,8 @@ class FileJournal:
 
     def __init__(self, ballot: Path, decisions: Path, steps: Path) -> None:
         self._ballot, self._decisions, self._steps = ballot, decisions, steps
-        self.reports: deque[StepReport] = deque(maxlen=REPORTS_KEPT)
+        # without their entries, which are most of a report
+        self.reports: deque[StepStatus] = deque(maxlen=REPORTS_KEPT)
 
     def save_ballot(self, promised: int, accepted: StepOpen | None) -> None:
         """Write and sync before returning: what was promised must survive a power cut."""
@@ -63,15 +71,29 @@ class FileJournal:
 
     def step_finished(self, report: StepReport) -> None:
         """Append the step and keep it for ``status``."""
-        self.reports.append(report)
+        self.reports.append(_status_of(report))
         self._append(self._steps, json.dumps(report.model_dump(mode="json")))
 
     def _append(self, path: Path, line: str) -> None:
         try:
+            if path.exists() and path.stat().st_size + len(line) >= MAX_FILE_BYTES:
+                path.replace(path.with_name(path.name + OLD_SUFFIX))
             with path.open("a") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise _cannot_write(path, error) from error
+
+
+def _status_of(report: StepReport) -> StepStatus:
+    return StepStatus(
+        step=report.step,
+        loss=report.loss,
+        validation_loss=report.validation_loss,
+        tokens=report.tokens,
+        seconds=report.seconds,
+        committed=len(report.entries),
+        reissued=report.reissued,
+    )
 
 
 def _sync_directory(path: Path) -> None:

@@ -52,12 +52,12 @@ class StatePaths:
 
     @property
     def steps(self) -> Path:
-        """One JSON line per finished step; data nodes only."""
+        """One JSON line per finished step; data nodes only; rotated."""
         return self.root / "steps.jsonl"
 
     @property
     def decisions(self) -> Path:
-        """One JSON line per decision that the node obeyed."""
+        """One JSON line per decision that the node obeyed; rotated."""
         return self.root / "decisions.jsonl"
 
     @property

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from step_kit import KEYS, PEERS, decision_of, entry_of
 
-from node.journal import FileJournal
+import node.journal
+from node.journal import REPORTS_KEPT, FileJournal
 from protocol.core.journal import ReportEntry, StepReport
 from protocol.errors import ResourceError
 from protocol.messages import Accept, Prepare, StepOpen
@@ -131,4 +132,22 @@ def test_decisions_and_steps_are_one_line_each(journal: FileJournal, tmp_path: P
     assert [json.loads(line)["term"] for line in decisions] == [1, 2]
     (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
     assert StepReport.model_validate_json(line) == report_of(0)
-    assert list(journal.reports) == [report_of(0)]
+    (status,) = journal.reports
+    assert (status.step, status.loss, status.tokens, status.committed) == (0, 1.5, 8, 1)
+
+
+def test_files_and_memory_are_bounded(
+    journal: FileJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node lives for months: what it keeps of each step must not fill the disk."""
+    monkeypatch.setattr(node.journal, "MAX_FILE_BYTES", 4096)
+    for step in range(2 * REPORTS_KEPT):
+        journal.step_finished(report_of(step))
+        journal.decided(decision_of(ROSTER, step=step))
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {f"{n}.jsonl{old}" for n in ("steps", "decisions") for old in ("", ".1")}
+    assert max(sizes.values()) <= 4096
+    assert len(journal.reports) == REPORTS_KEPT
+    kept = (tmp_path / "steps.jsonl.1").read_text() + (tmp_path / "steps.jsonl").read_text()
+    steps = [json.loads(line)["step"] for line in kept.splitlines()]
+    assert steps == list(range(steps[0], 2 * REPORTS_KEPT))
