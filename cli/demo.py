@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +15,13 @@ from cli.interrupts import Interrupts
 from cli.options import DataOption, JsonOption
 from cli.output import say
 from cli.recipe import Recipe
+from cli.watch import Watch
 
 if TYPE_CHECKING:
-    from cli.live import Progress, Snapshot
+    from cli.live import Progress
     from node.local_swarm import LocalSwarm
-    from node.status import StepStatus
 
 _POLL_S = 0.5
-_STALL_LIMIT_S = 600.0
 _PATIENCE_S = 5.0  # when all nodes leave at once, none has anybody to hand its work to
 _INTERRUPTED = 130
 _DEFAULT = Recipe()
@@ -109,44 +107,6 @@ def _run(
         if not watch.is_complete:
             _tell_saved(swarm, watch)
     summarise(swarm, watch, sample, num_leftover, as_json=as_json)
-
-
-class Watch:
-    """Collects what the swarm says of itself, from its start on."""
-
-    def __init__(self, swarm: LocalSwarm) -> None:
-        self._swarm = swarm
-        self._started = time.monotonic()
-        self._last_news = self._started
-        self.steps: list[StepStatus] = []
-        self.first_commit_s: float | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every step of the manifest is done."""
-        return len(self.steps) >= self._swarm.manifest.training.steps
-
-    def look(self) -> Snapshot:
-        """Ask every node; raise DaemonDiedError, or ResourceError if nothing happens for long."""
-        from cli.live import Snapshot
-        from protocol.errors import ResourceError
-
-        self._swarm.check()
-        now = time.monotonic()
-        nodes = [(daemon.name, daemon.status()) for daemon in self._swarm.daemons]
-        fresh = self._swarm.organiser.steps(self.steps[-1].step if self.steps else -1)
-        if fresh:
-            self._last_news = now
-            self.steps.extend(fresh)
-        elif now - self._last_news > _STALL_LIMIT_S:
-            raise ResourceError(
-                f"no step was finished for {_STALL_LIMIT_S:.0f} s",
-                f"The nodes' logs are under {self._swarm.root}.",
-            )
-        if self.first_commit_s is None and any(s and s.committed_total for _, s in nodes):
-            self.first_commit_s = now - self._started
-        total = self._swarm.manifest.training.steps
-        return Snapshot(tuple(self.steps), nodes, total, now - self._started)
 
 
 def _train(swarm: LocalSwarm, watch: Watch, *, to_stderr: bool) -> str:

@@ -11,7 +11,7 @@ from cli.picture import chart, draw_loss
 from node.status import StepStatus
 
 if TYPE_CHECKING:
-    from cli.demo import Watch
+    from cli.watch import Watch
     from node.local_swarm import LocalSwarm
 
 
