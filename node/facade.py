@@ -157,7 +157,7 @@ class Facade:
     def _state(self, core: NodeCore | None) -> NodeState:
         if core is None or core.ctx is None:
             return "starting"
-        if core.is_draining:
+        if core.leaving.is_draining:
             return "draining"
         if core.decision is not None and core.decision.is_final:
             return "done"

@@ -71,6 +71,12 @@ class Assign(Message):
     stage: Stage
 
 
+class Dismiss(Message):
+    """Authority -> node that drains: the step in flight cannot end, do not wait for it."""
+
+    kind: Literal["dismiss"] = "dismiss"
+
+
 class Share(BaseModel):
     """The slots of a step that one data node draws."""
 
@@ -383,6 +389,6 @@ class StateChunk(Message):
 ALL_MESSAGES: tuple[type[Message], ...] = (
     Presence, Assign, StepOpen, Prepare, Promise, Accept, Accepted, Prepared, Applied, Suspect,
     Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
-    Redrive, ReducePart, ReduceResult, FetchState, StateChunk,
+    Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Dismiss,
 )  # fmt: skip
 MESSAGE_TYPES: dict[str, type[Message]] = {m.model_fields["kind"].default: m for m in ALL_MESSAGES}

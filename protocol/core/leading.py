@@ -18,7 +18,9 @@ from protocol.messages import (
     Accept,
     Accepted,
     Applied,
+    Assign,
     Decision,
+    Dismiss,
     Message,
     Prepare,
     Prepared,
@@ -97,8 +99,8 @@ class Leading:
 
     # --- what happened ---------------------------------------------------------------------
 
-    def on_message(self, message: Message, sender: PeerId) -> None:
-        """Take a message that is meant for an authority."""
+    def on_message(self, message: Message, sender: PeerId) -> Assign | Dismiss | None:
+        """Take a message that is meant for an authority; return what its sender is to hear."""
         now = trio.current_time()
         if isinstance(message, Presence):
             self._on_presence(message, sender, now)
@@ -110,6 +112,15 @@ class Leading:
         elif sender in self._authorities:
             self._on_ballot(message, sender)
         self._wake.set()
+        return self._answer_to(message, sender) if isinstance(message, Presence) else None
+
+    def _answer_to(self, presence: Presence, sender: PeerId) -> Assign | Dismiss | None:
+        """A stage for whoever has none; no waiting for a step that cannot end."""
+        if presence.stage == -1:
+            return Assign(step=0, stage=self.membership.assign(sender, trio.current_time()))
+        if presence.is_draining and self.deserted_stages:
+            return Dismiss(step=presence.step)
+        return None
 
     def on_change(self, change: PeerChange) -> None:
         """A session came up or went down."""

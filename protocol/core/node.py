@@ -16,13 +16,14 @@ from collections.abc import Callable
 
 import trio
 
-from protocol.averaging import Averager, ExactAverager
-from protocol.core.context import Context
+from protocol.averaging import Averager, exact_averager
+from protocol.core.context import Context, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
 from protocol.core.early import EarlyMessages
 from protocol.core.journal import Journal
 from protocol.core.leading import FOR_AUTHORITIES, Leading
+from protocol.core.leaving import Leaving
 from protocol.core.member_step import MemberStep
 from protocol.core.postbox import Postbox
 from protocol.core.reports import step_report
@@ -37,6 +38,7 @@ from protocol.messages import (
     Applied,
     Assign,
     Decision,
+    Dismiss,
     Message,
     Presence,
     ReducePart,
@@ -83,7 +85,7 @@ class NodeCore:
         self._network, self._runner, self._make_stage = network, runner, make_stage
         self._journal, self._observer, self._faults, self._rng = journal, observer, faults, rng
         self._settings = settings
-        self._averager = averager or ExactAverager(network, settings.deadlines)
+        self._averager = averager or exact_averager(manifest, network, settings.deadlines)
         self._router = router or LoadAwareRouter(network.rtt_s)
         self.swarm = manifest.swarm_id
         self.discovery = Discovery(key, manifest, network, registry, observer, settings)
@@ -98,8 +100,7 @@ class NodeCore:
         self.ctx: Context | None = None
         self.member: MemberStep | None = None
         self.is_syncing = False
-        self.is_draining = False
-        self._drained_from: tuple[int, int] = (0, 0)
+        self.leaving = Leaving(key.peer_id, manifest.authorities)
         self._donor: Donor | None = None
         self._joiner: Joiner | None = None
         self._sync_state: StateSync | None = None
@@ -126,8 +127,7 @@ class NodeCore:
 
     def drain(self) -> None:
         """Leave at the next step's opening: finish what is in flight, take no new step."""
-        self.is_draining = True
-        self._drained_from = self.decision.order if self.decision else (0, 0)
+        self.leaving.begin(self.decision)
         self.discovery.announce(is_draining=True)
         if self.member is not None and self.member.decision.is_final:
             self.member.end()
@@ -185,8 +185,9 @@ class NodeCore:
             self._obey(message)
         elif isinstance(message, FOR_AUTHORITIES):
             self._for_authority(message, envelope.sender)
-        elif isinstance(message, Assign):
-            self._on_assign(message, envelope.sender)
+        elif isinstance(message, Assign | Dismiss):
+            if envelope.sender in self._manifest.authorities:
+                self._on_answer(message)
         elif isinstance(message, ReducePart | ReduceResult):
             if self._is_stage_peer(envelope.sender):
                 self._averager.deliver(envelope)
@@ -199,18 +200,25 @@ class NodeCore:
     def _for_authority(self, message: Message, sender: PeerId) -> None:
         if self.leading is None:
             return
-        self.leading.on_message(message, sender)
-        if isinstance(message, Presence) and message.stage == -1:
-            stage = self.leading.membership.assign(sender, trio.current_time())
-            assign = Assign(step=0, stage=stage)
-            if sender == self._key.peer_id:
-                self._on_assign(assign, sender)
-            self._postbox.post((sender,), assign)
+        answer = self.leading.on_message(message, sender)
+        if answer is not None and sender == self._key.peer_id:
+            self._on_answer(answer)
+        elif answer is not None:
+            self._postbox.post((sender,), answer)
 
-    def _on_assign(self, message: Assign, sender: PeerId) -> None:
-        if self._assigned is None and sender in self._manifest.authorities:
+    def _on_answer(self, message: Assign | Dismiss) -> None:
+        """An authority gives this node a stage, once, or lets it go."""
+        if isinstance(message, Dismiss):
+            self._leave_step()
+        elif self._assigned is None:
             self._assigned = message.stage
             self._changed.notify()
+
+    def _leave_step(self) -> None:
+        """Nobody can end the step in flight: a node that drains does not wait for that."""
+        if self.leaving.dismiss() and self.member is not None:
+            self.member.end()
+        self._changed.notify()
 
     def _to_member(self, envelope: Envelope) -> None:
         """Hand a message of the current step to it; keep what comes early, drop what is late.
@@ -232,6 +240,8 @@ class NodeCore:
             if self.leading is not None:
                 self._for_authority(presence, self._key.peer_id)
             self._postbox.post(self._manifest.authorities, presence)
+            if not self.leaving.is_governed(self._network.connected()):
+                self._leave_step()
             with trio.move_on_after(self._settings.deadlines.presence_s):
                 await self._presence_due.wait()
 
@@ -244,7 +254,7 @@ class NodeCore:
             digest=ctx.state.digest if ctx and not self.is_syncing else None,
             seen=self._acted,
             wants_hold=self._admission_misses > 1,
-            is_draining=self.is_draining,
+            is_draining=self.leaving.is_draining,
         )
 
     # --- decisions -------------------------------------------------------------------------
@@ -266,7 +276,7 @@ class NodeCore:
         self._changed.notify()
 
     async def _live(self) -> None:
-        await self._changed.until(lambda: self._assigned is not None or self.is_draining)
+        await self._changed.until(lambda: self._assigned is not None or self.leaving.is_draining)
         if self._assigned is not None:
             await self._take_stage(self._assigned)
         while not self._may_leave():
@@ -281,7 +291,7 @@ class NodeCore:
 
     async def _take_stage(self, stage: int) -> None:
         """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
-        state = await self._runner.run("state", lambda: self._made_stage(stage))
+        state = await self._runner.run("state", lambda: with_digest(self._make_stage(stage)))
         self.ctx = Context(
             key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
             runner=self._runner, router=self._router, averager=self._averager,
@@ -298,18 +308,8 @@ class NodeCore:
         self._observer.gauge("stage", stage)
         self._presence_due.notify()
 
-    def _made_stage(self, stage: int) -> StageState:
-        """In the worker: a first digest of a large state takes long."""
-        state = self._make_stage(stage)
-        _ = state.digest
-        return state
-
     def _may_leave(self) -> bool:
-        """Draining ends with the step in flight, even if nobody is there to take over."""
-        if not self.is_draining or not self._is_member():
-            return self.is_draining
-        assert self.decision is not None
-        return self.decision.is_final or self.decision.step > self._drained_from[0]
+        return self.leaving.may_go(self.decision, self._is_member())
 
     def _is_member(self) -> bool:
         return self._is_stage_peer(self._key.peer_id)

@@ -27,6 +27,7 @@ from protocol.messages import (
     Busy,
     Commit,
     Decision,
+    Dismiss,
     Entry,
     Failed,
     FetchBoundary,
@@ -96,6 +97,7 @@ SAMPLES: tuple[Message, ...] = (
     ReduceResult(step=3, term=1, stage=1, shard=0, num_microbatches=2),
     FetchState(step=3, stage=1, chunk=0),
     StateChunk(step=3, stage=1, chunk=0, num_chunks=1, digest=DIGEST),
+    Dismiss(step=3),
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN = {
@@ -124,6 +126,7 @@ GOLDEN = {
     "reduce_result": "167cf960",
     "fetch_state": "87f5a3be",
     "state_chunk": "57ae5a74",
+    "dismiss": "d6937fa9",
 }
 LIMITS = Limits(max_tensor_bytes=1 << 20)
 CODEC = Codec(LIMITS)

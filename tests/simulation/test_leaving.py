@@ -1,0 +1,69 @@
+"""Leaving: with the step in flight, and at once when nobody can end that step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+from simulated_swarms import manifest_of, plans_of
+
+from protocol.core import NodeCore
+from protocol.simulation.cores import node_core
+from protocol.simulation.faults import Fault
+from protocol.simulation.host import FREE
+from protocol.simulation.toy_stage import toy_stage
+from protocol.simulation.world import SimulatedNode, Simulation
+
+DATA, FIRST, LAST = 0, 1, 2  # a data node, which is the authority, and the holders of two stages
+KILLED_AT_S, DRAINED_AT_S = 3.0, 20.0
+# With the authority's silence or without it, far less than ``drain_s``.
+AT_ONCE_S = 3.0
+
+
+class Leavers:
+    """A swarm in which one node dies and then another is asked to leave."""
+
+    def __init__(self, killed: int | None, leaves: int, steps: int = 10_000) -> None:
+        self.leaves, self.core = leaves, None
+        self.went_at_s = float("inf")
+        signed = manifest_of(steps=steps)
+        self.simulation = Simulation(
+            signed,
+            plans_of(1, 2, 1),
+            build=self.build,
+            stages=partial(toy_stage, signed.manifest),
+            costs={**FREE, "forward": 0.2, "backward": 0.2},
+            faults=() if killed is None else (Fault("kill", killed, at_s=KILLED_AT_S),),
+        )
+
+    def build(self, simulation: Simulation, node: SimulatedNode) -> Leavers | NodeCore:
+        core = node_core(simulation, node)
+        if node.index != self.leaves:
+            return core
+        self.core = core
+        simulation.timeline.at(DRAINED_AT_S, core.drain)
+        return self
+
+    async def run(self) -> None:
+        await self.core.run()
+        self.went_at_s = trio.current_time()
+
+
+@pytest.mark.parametrize(
+    ("killed", "leaves"), [(LAST, FIRST), (LAST, DATA), (DATA, FIRST)], ids=str
+)
+def test_a_node_leaves_a_paused_swarm_at_once(killed: int, leaves: int) -> None:
+    leavers = Leavers(killed, leaves)
+    leavers.simulation.run(limit_s=60)
+    assert DRAINED_AT_S <= leavers.went_at_s < DRAINED_AT_S + AT_ONCE_S
+
+
+def test_a_node_ends_the_step_in_flight_before_it_leaves() -> None:
+    leavers = Leavers(None, FIRST)
+    result = leavers.simulation.run(limit_s=60)
+    step = leavers.core.ctx.state.step
+    opened = [d for d in result.decisions if d.step == step]
+    assert leavers.went_at_s < 60
+    assert step > 0
+    assert opened, "it left with the step that others had opened"
