@@ -12,9 +12,11 @@ import typer
 
 from cli import demo, inspection, membership, swarm
 from cli.output import say
-from protocol.errors import ResourceError, ShoalError
+from protocol.errors import ConfigError, ShoalError, as_shoal_error
 
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+# What a mistyped command line raises; typer names none but this subclass of it.
+_UsageError = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="shoal",
@@ -66,9 +68,7 @@ def main() -> None:
 def run(words: list[str], *, is_debug: bool = False) -> int:
     """Run one command line and return its exit status; errors are told on stderr."""
     try:
-        app(words, prog_name="shoal")
-    except SystemExit as end:  # typer ends every command with one
-        return end.code if isinstance(end.code, int) else 0
+        status = app(words, prog_name="shoal", standalone_mode=False)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -77,23 +77,25 @@ def run(words: list[str], *, is_debug: bool = False) -> int:
         return 1
     except Exception as error:  # boundary: whatever it was, a person gets two lines
         return _tell(error, is_debug)
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 def _tell(error: Exception, is_debug: bool) -> int:
     """Print the cause and the remedy of an error; return its exit status."""
     if is_debug:
         say(traceback.format_exc().rstrip())
-    known = _known(error)
-    say(f"error[{known.code}]: {known.cause}")
-    say(f"remedy: {known.hint}")
+    known = _in_words(error)
+    if known.cause:
+        say(f"error[{known.code}]: {known.cause}")
+        say(f"remedy: {known.hint}")
     return known.exit_status
 
 
-def _known(error: Exception) -> ShoalError:
-    """Return the error in our words: the system's refusal is a resource, the rest a bug."""
-    if isinstance(error, ShoalError):
-        return error
-    if isinstance(error, OSError):
-        return ResourceError(str(error))
-    return ShoalError(f"{type(error).__name__}: {error}")
+def _in_words(error: Exception) -> ShoalError:
+    """Return the error in our words; a command without a subcommand has told its help already."""
+    if not isinstance(error, _UsageError):
+        return as_shoal_error(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "shoal"
+    cause = " ".join(error.format_message().split()).rstrip(".")
+    return ConfigError(cause[:1].lower() + cause[1:], f"See `{command} --help`.")

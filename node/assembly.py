@@ -45,12 +45,19 @@ def plan_memory(manifest: Manifest, config: NodeConfig) -> Plan:
             needed = max(stage_bytes(manifest, k, capacity, recompute=recompute) for k in stages)
             if needed <= budget:
                 return Plan(capacity, recompute, needed)
-    least = {k: stage_bytes(manifest, k, LEAST_CAPACITY, recompute=modes[-1]) for k in stages}
+    raise _too_little_memory(
+        {k: stage_bytes(manifest, k, LEAST_CAPACITY, recompute=modes[-1]) for k in stages}, budget
+    )
+
+
+def _too_little_memory(least: dict[int, int], budget: int) -> ResourceError:
+    """Say what the largest possible stage needs, and which one would fit."""
     largest, smallest = max(least, key=least.__getitem__), min(least, key=least.__getitem__)
-    hint = "Give the node more memory with --memory, or join a swarm with smaller stages."
+    more = f"Give the node more memory with --memory {_mib(least[largest])}MiB"
+    hint = f"{more}, or join a swarm with smaller stages."
     if least[smallest] <= budget:
-        hint = f"Give the node more memory with --memory, or name a stage: --stage {smallest}."
-    raise ResourceError(
+        hint = f"{more}, or name a stage that fits: --stage {smallest}."
+    return ResourceError(
         f"stage {largest} needs {_mib(least[largest])} MiB; this node may use {_mib(budget)} MiB",
         hint,
     )

@@ -33,7 +33,7 @@ from node.facade import Facade, RunningNode
 from node.faults import faults_from
 from node.identity import load_or_create_key, sole_use
 from node.journal import FileJournal
-from node.logs import logging_to
+from node.logs import LOGGER, logging_to
 from node.metrics import Metrics
 from node.observer import DaemonObserver
 from node.paths import StatePaths
@@ -55,6 +55,7 @@ from stages.state import TorchStageState
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
+Supplies = tuple[Plan, Corpus | None]  # memory and text: what only the owner can give
 _LOOPBACK = "127.0.0.1"
 LOST_LIFELINE_STATUS = 70
 
@@ -121,9 +122,11 @@ class Daemon:
                 self.loaded.config.metrics_port,
             )  # fmt: skip
             self.observer.event("metrics_served", url=served.metrics_url)
+            # what the owner must mend is told at once, not when the swarm has been found
+            supplies = await self._supply(self.signed.manifest) if self.signed else None
             await nursery.start(self.sidecar.run)
             manifest = await self._learn_manifest()
-            await self._serve_swarm(manifest, nursery)
+            await self._serve_swarm(manifest, supplies or await self._supply(manifest), nursery)
             nursery.cancel_scope.cancel()
 
     async def _learn_manifest(self) -> Manifest:
@@ -144,11 +147,16 @@ class Daemon:
         draft.replace(self.paths.manifest)  # half a manifest would keep the node from starting
         return self.signed.manifest
 
-    async def _serve_swarm(self, manifest: Manifest, nursery: trio.Nursery) -> None:
+    async def _supply(self, manifest: Manifest) -> Supplies:
         config = self.loaded.config
-        use_threads(config.threads)
         plan = plan_memory(manifest, config)
-        corpus = await trio.to_thread.run_sync(read_corpus, manifest, config)
+        return plan, await trio.to_thread.run_sync(read_corpus, manifest, config)
+
+    async def _serve_swarm(
+        self, manifest: Manifest, supplies: Supplies, nursery: trio.Nursery
+    ) -> None:
+        config, (plan, corpus) = self.loaded.config, supplies
+        use_threads(config.threads)
         network = Libp2pNetwork(
             self.key, self.swarm, limits=frame_limits(manifest), observer=self.observer,
             deadlines=self.deadlines, heartbeat=self._heartbeat,
@@ -296,7 +304,10 @@ def run_daemon(
         try:
             trio.run(daemon.run)
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from group
+            cause = _first_cause(group)
+            if not isinstance(cause, ShoalError):
+                LOGGER.error("daemon_failed", exc_info=group)
+            raise cause from group
         finally:
             paths.invite.unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -59,6 +60,11 @@ def logging_to(file: Path, level: str, *, on_stderr: bool = True) -> Iterator[No
 class _OwnersFileHandler(RotatingFileHandler):
     """Every file, also after rotation, is the owner's alone."""
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A full disk costs lines of the log, not a traceback for each of them."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
     def _open(self):  # type: ignore[no-untyped-def]
         stream = super()._open()
         os.fchmod(stream.fileno(), 0o600)
@@ -82,6 +88,7 @@ class _JsonFormatter(logging.Formatter):
 class _KeyValueFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = _line(self, record)
+        line.pop("traceback", None)  # that of the file is enough
         head = f"{line.pop('time')} {line.pop('level')} {line.pop('event')}"
         return " ".join([head, *(f"{key}={_quoted(value)}" for key, value in line.items())])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from node.config import load_config
 from node.daemon import run_daemon
 from node.paths import state_paths
-from protocol.errors import ShoalError
+from protocol.errors import as_shoal_error
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,11 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     paths = state_paths(options.state)
     try:
         run_daemon(paths, load_config(paths.config), os.environ, options.lifeline_fd)
-    except ShoalError as error:
+    except Exception as error:  # boundary: whatever it was, its owner gets two lines
         if options.debug:
             traceback.print_exc()
-        print(f"error[{error.code}]: {error.cause}\nremedy: {error.hint}", file=sys.stderr)
-        return error.exit_status
+        known = as_shoal_error(error)
+        print(f"error[{known.code}]: {known.cause}\nremedy: {known.hint}", file=sys.stderr)
+        return known.exit_status
     return 0
 
 

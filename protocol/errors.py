@@ -6,6 +6,7 @@
     |- Unreachable            no seed, port or relay answered
     |- IdentityError          the key is unreadable, readable by others or used twice
     |- ResourceError          memory, disk or a port is missing
+    |- ClockError             this computer's clock is too far from the swarm's
     |- SidecarError           the DHT side-car or its p2pd failed
     |- PeerError              a peer's fault; never leaves that peer's session
     |  |- ProtocolViolation   it sent what the protocol forbids
@@ -22,6 +23,7 @@ An error's ``code`` is the log field, the metric label and a heading of docs/tro
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -76,6 +78,14 @@ class ResourceError(ShoalError):
     code = "resource"
     exit_status = 6
     default_hint = "Free the resource, or give the node another one."
+
+
+class ClockError(ShoalError):
+    """This computer's clock is so far from the swarm's that its records would be invalid."""
+
+    code = "clock"
+    exit_status = 9
+    default_hint = "Set this computer's clock (NTP does it by itself), then start the node again."
 
 
 class SidecarError(ShoalError):
@@ -154,3 +164,28 @@ class StateMismatch(NumericsError):
 
     code = "state_mismatch"
     default_hint = "The node fetches the state again from another holder of its stage."
+
+
+_DISK_HINTS = {
+    errno.ENOSPC: "Free disk space, or name a directory on another disk with --state.",
+    errno.EDQUOT: "Free some of your disk quota, or name another directory with --state.",
+    errno.EROFS: "Name a directory that can be written with --state.",
+    errno.EACCES: "Make it accessible to this user, or name another directory with --state.",
+    errno.EPERM: "Make it accessible to this user, or name another directory with --state.",
+}
+
+
+def as_shoal_error(error: Exception) -> ShoalError:
+    """Return the error in our words: what the system refused is a resource, the rest a bug."""
+    if isinstance(error, ShoalError):
+        return error
+    if isinstance(error, OSError):
+        return ResourceError(_cause_of(error), _DISK_HINTS.get(error.errno or 0))
+    return ShoalError(f"{type(error).__name__}: {error}")
+
+
+def _cause_of(error: OSError) -> str:
+    """Return ``reason: file`` without the number, which helps nobody."""
+    if error.strerror is None:
+        return str(error) or type(error).__name__
+    return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"

@@ -111,7 +111,8 @@ class Corpus:
             raise ConfigError(
                 f"{len(tokens)} tokens of {purpose} text are too few for a context of "
                 f"{self._num_tokens}",
-                "Give more text, or change data.validation_fraction.",
+                f"Give text with more than {self._num_tokens} tokens of it in the {purpose} part, "
+                "or change data.validation_fraction in the manifest.",
             )
 
 

@@ -65,4 +65,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fly"]) == 2
-    assert "No such command 'fly'" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("error[config]: no such command 'fly'\nremedy: See ")
+
+
+def test_a_group_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["swarm"]) == 2
+    told = capsys.readouterr()
+    assert "Usage: shoal swarm" in told.out
+    assert told.err == ""

@@ -25,6 +25,7 @@ MAX_FUNCTION_LINES = 60
 # Where any error may be caught: the boundary's function, and what it guards.
 BOUNDARIES = {
     "cli.main.run": "a bug reaches a person as one line; --debug shows the traceback",
+    "node.main.main": "a bug reaches the owner as one line; its traceback is in the log",
     "node.daemon.run_daemon": "raises what the nursery's group holds again, the first cause alone",
     "protocol.simulation.runner._finish": "whoever waits for the job gets its error",
 }
