@@ -16,13 +16,16 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from node_processes import look_at
 from soak_report import Sample, Soak
 
 from cli.recipe import Recipe
-from node.local_swarm import LocalSwarm
+from node.local_swarm import DaemonDiedError, LocalSwarm
+from protocol.keys import PeerId
+from protocol.manifest import Manifest
 
 RESULTS = Path(__file__).parent / "results"
 LOGS = ("log.jsonl", "output.log", "steps.jsonl", "decisions.jsonl")
@@ -41,20 +44,30 @@ def soak(minutes: float, pause_s: float) -> Soak:
     with tempfile.TemporaryDirectory(prefix="shoal-soak-") as root:
         swarm = LocalSwarm(Path(root), _manifest, holders=RECIPE.holders)
         with swarm:
-            swarm.start()
-            swarm.wait_until(lambda: swarm.organiser.steps() != [], "the first step")
-            began = time.monotonic()
-            while (passed_s := time.monotonic() - began) < minutes * 60:
-                swarm.check()
-                result.samples.append(take_sample(swarm, passed_s))
-                print(result.progress(), file=sys.stderr)
-                time.sleep(pause_s)
+            try:
+                swarm.start()
+                swarm.wait_until(lambda: swarm.organiser.steps() != [], "the first step")
+                for passed_s in ticks(minutes * 60, pause_s):
+                    swarm.check()
+                    result.samples.append(take_sample(swarm, passed_s))
+                    print(result.progress(), file=sys.stderr)
+            except DaemonDiedError as error:
+                print("\n".join(error.daemon.last_lines()), file=sys.stderr)
+                raise
         if left := swarm.leftovers():
             raise RuntimeError(f"processes were left behind: {left}")
     return result
 
 
-def _manifest(data_nodes: object) -> object:
+def ticks(duration_s: float, pause_s: float) -> Iterator[float]:
+    """Yield the seconds passed, with pauses between."""
+    began = time.monotonic()
+    while (passed_s := time.monotonic() - began) < duration_s:
+        yield passed_s
+        time.sleep(pause_s)
+
+
+def _manifest(data_nodes: Sequence[PeerId]) -> Manifest:
     manifest = RECIPE.manifest(data_nodes)
     data = manifest.data.model_copy(update={"eval_every": EVAL_EVERY})
     return manifest.model_copy(update={"data": data})
