@@ -26,6 +26,7 @@ _COMMENTS = {
     "quota": "microbatches per step, of the whole swarm",
     "microbatch": "sequences per microbatch",
     "clip_norm": "largest gradient norm of a stage; 0 clips nothing",
+    "sums": 'order of adding gradients: "arrival", or "slots" for the same bits in every run',
     "learning_rate": "at its peak",
     "warmup_steps": "steps until the learning rate is at its peak",
     "final_fraction": "share of the peak learning rate at the end",

@@ -337,7 +337,10 @@ class Redrive(FlowMessage):
 
 
 class ReducePart(Message):
-    """Holder -> owner of a shard: my sum over that shard. Tensor: [shard length] fp32."""
+    """Holder -> owner of a shard: my sum over that shard, or one slot's gradient.
+
+    Tensor: [shard length] fp32. ``place`` is where the part stands in the order of adding.
+    """
 
     kind: Literal["reduce_part"] = "reduce_part"
     lane: ClassVar[Lane] = "bulk"
@@ -345,6 +348,7 @@ class ReducePart(Message):
     term: Count
     stage: Stage
     shard: Count
+    place: Count = 0
     num_microbatches: Count
 
 

@@ -145,6 +145,10 @@ class StageState(Protocol):
         """Return the flat fp32 sum over ``groups`` in the order given; zeros where none is."""
         ...
 
+    def gradients(self, groups: Sequence[GroupKey]) -> list[Tensor]:
+        """Return each group's flat fp32 sum, not to be changed; KeyError where none is."""
+        ...
+
     def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
         """Divide by the count, clip, step the optimiser into new buffers; return their digest."""
         ...

@@ -36,7 +36,8 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
     """Estimate the memory of a stage that holds ``capacity`` microbatches at once.
 
     Weights and moments twice (old and new), a sum, its average and the gradient under way for
-    the update, and for each microbatch a weight gradient and kept activations.
+    the update, and for each microbatch a weight gradient and kept activations. Sums by slot keep
+    a gradient per slot: in the worst case the last holder of the stage has them all.
     """
     model, num_tokens = manifest.model, manifest.training.microbatch * manifest.model.context
     flat = _FLOAT_BYTES * stage_layout(manifest, stage).num_elements
@@ -47,4 +48,5 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
     else:
         num_layers = len(manifest.pipeline.layers_of(stage, model.layers))
         transient = (num_layers if recompute else 1) * block_activation_bytes(model, num_tokens)
-    return (num_states + 3) * flat + capacity * per_work + transient
+    num_sums = manifest.training.quota if manifest.training.sums == "slots" else 1
+    return (num_states + num_sums + 2) * flat + capacity * per_work + transient

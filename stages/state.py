@@ -152,6 +152,10 @@ class TorchStageState(ABC):
                 total.add_(self._sums[group].flat)
         return total.cpu()
 
+    def gradients(self, groups: Sequence[GroupKey]) -> list[Tensor]:
+        """Return each group's flat fp32 sum, not to be changed; KeyError where none is."""
+        return [self._sums[group].flat.cpu() for group in groups]
+
     @torch.no_grad()
     def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
         """Divide by the count, clip, step the optimiser into new buffers; return their digest.

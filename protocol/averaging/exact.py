@@ -3,10 +3,14 @@
 Each member owns one shard of the flat gradient. It receives that shard from everybody, adds the
 parts in PeerID order in fp32, and returns the same bytes to all. A member has a result only when
 every shard came back; whether it may be used is decided elsewhere (PREPARED by all).
+
+In a swarm that sums by slot, a member sends the shard of each of its slots, and the owner adds
+them in slot order: the sum no longer depends on who computed what, for a part's bytes per slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,6 +22,7 @@ from protocol.averaging.port import Round
 from protocol.deadlines import Deadlines
 from protocol.errors import AveragingFailed, PeerError
 from protocol.keys import PeerId
+from protocol.manifest import Manifest
 from protocol.messages import ReducePart, ReduceResult
 from protocol.ports import Envelope, Network
 
@@ -30,43 +35,58 @@ def shard_bounds(length: int, num_shards: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class ExactReduce:
-    """The pure rule of one round at one member."""
+    """The pure rule of one round at one member.
+
+    ``gradients`` [length] are mine, in the order of adding, each over ``num_microbatches``.
+    """
 
     round: Round
     me: PeerId
-    gradient: torch.Tensor
+    gradients: Sequence[torch.Tensor]
     num_microbatches: int
-    parts: dict[PeerId, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    length: int
+    parts: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     results: dict[int, torch.Tensor] = field(default_factory=dict)
     total_count: int = 0
     bounds: list[tuple[int, int]] = field(init=False)
     index: int = field(init=False)
+    places: tuple[int, ...] = field(init=False)
+    _num_added: int = 0
+    _count: int = 0
+    _sum: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.bounds = shard_bounds(self.gradient.numel(), len(self.round.members))
+        order = self.round.part_order
+        self.bounds = shard_bounds(self.length, len(self.round.members))
         self.index = self.round.members.index(self.me)
-        self.parts[self.me] = (self.shard_of(self.index), self.num_microbatches)
+        self.places = tuple(i for i, source in enumerate(order) if source == self.me)
+        for place, part in zip(self.places, self.parts_of(self.index), strict=True):
+            self.parts[place] = (part, self.num_microbatches)
 
-    def shard_of(self, index: int) -> torch.Tensor:
-        """My own values of a shard (a view)."""
+    def parts_of(self, index: int) -> list[torch.Tensor]:
+        """My own values of a shard (views), in the order of adding."""
         start, end = self.bounds[index]
-        return self.gradient[start:end]
+        return [gradient[start:end] for gradient in self.gradients]
 
-    def on_part(self, sender: PeerId, part: torch.Tensor, count: int) -> None:
+    def on_part(self, place: int, part: torch.Tensor, count: int) -> None:
         """Take another member's values of my shard."""
         self._check(part, self.index)
-        self.parts.setdefault(sender, (part, count))
+        if place >= self._num_added:
+            self.parts.setdefault(place, (part, count))
 
     def reduced(self) -> torch.Tensor | None:
-        """The sum over my shard, in PeerID order, once every part is there."""
-        if len(self.parts) < len(self.round.members) or self.index in self.results:
+        """The sum over my shard, in the order of the parts, once every part is there."""
+        if self.index in self.results:
             return None
-        total = self.parts[self.round.members[0]][0].clone()
-        for member in self.round.members[1:]:
-            total += self.parts[member][0]
-        self.total_count = sum(count for _, count in self.parts.values())
-        self.results[self.index] = total
-        return total
+        while (next_part := self.parts.pop(self._num_added, None)) is not None:
+            part, count = next_part
+            self._sum = part.clone() if self._sum is None else self._sum.add_(part)
+            self._count += count
+            self._num_added += 1
+        if self._sum is None or self._num_added < len(self.round.part_order):
+            return None
+        self.results[self.index], self.total_count = self._sum, self._count
+        return self._sum
 
     def on_result(self, shard: int, values: torch.Tensor) -> None:
         """Take a finished shard from its owner."""
@@ -81,8 +101,9 @@ class ExactReduce:
 
     def missing(self) -> frozenset[PeerId]:
         """Members that owe a part or a result."""
-        members = self.round.members
-        owing_parts = set(members) - self.parts.keys()
+        members, order = self.round.members, self.round.part_order
+        places = range(self._num_added, len(order))
+        owing_parts = {order[place] for place in places if place not in self.parts}
         owing_results = {members[i] for i in range(len(members)) if i not in self.results}
         return frozenset((owing_parts | owing_results) - {self.me})
 
@@ -93,13 +114,14 @@ class ExactReduce:
 
 
 class ExactAverager:
-    """Runs ExactReduce over the data plane."""
+    """Runs ExactReduce over the data plane; a member brings at most ``most_parts`` parts."""
 
-    def __init__(self, network: Network, deadlines: Deadlines) -> None:
+    def __init__(self, network: Network, deadlines: Deadlines, *, most_parts: int = 1) -> None:
         self._network = network
         self._deadlines = deadlines
         self._current: ExactReduce | None = None
-        self._early: dict[tuple[PeerId, str], Envelope] = {}
+        self._early: dict[PeerId, list[Envelope]] = {}
+        self._most_early = most_parts + 1  # and one result
         self._last = (-1, -1)
         self._arrived = trio.Event()
 
@@ -107,10 +129,25 @@ class ExactAverager:
         self, round_: Round, gradient: torch.Tensor, num_microbatches: int
     ) -> tuple[torch.Tensor, int]:
         """Return the sum over all members and the total count; raise AveragingFailed."""
-        rule = ExactReduce(round_, self._network.peer_id, gradient, num_microbatches)
+        me = self._network.peer_id
+        return await self._run(
+            ExactReduce(round_, me, (gradient,), num_microbatches, len(gradient))
+        )
+
+    async def total_in_order(
+        self, round_: Round, gradients: Sequence[torch.Tensor], length: int
+    ) -> tuple[torch.Tensor, int]:
+        """Return the sum over ``round_.sources`` and its count; ``gradients`` are mine, in order.
+
+        Raises AveragingFailed. The gradients must not be changed until it returns.
+        """
+        return await self._run(ExactReduce(round_, self._network.peer_id, gradients, 1, length))
+
+    async def _run(self, rule: ExactReduce) -> tuple[torch.Tensor, int]:
+        round_ = rule.round
         self._current, self._last = rule, (round_.step, round_.term)
         early, self._early = self._early, {}
-        for envelope in early.values():
+        for envelope in (e for kept in early.values() for e in kept):
             with suppress(AveragingFailed):  # who sent a wrong shape owes it still
                 self.deliver(envelope)
         try:
@@ -135,8 +172,8 @@ class ExactAverager:
             return
         if envelope.sender not in rule.round.members or len(envelope.tensors) != 1:
             return
-        if isinstance(message, ReducePart) and message.shard == rule.index:
-            rule.on_part(envelope.sender, envelope.tensors[0], message.num_microbatches)
+        if isinstance(message, ReducePart) and _brings(rule, envelope.sender, message):
+            rule.on_part(message.place, envelope.tensors[0], message.num_microbatches)
         elif isinstance(message, ReduceResult) and _owns(rule, envelope.sender, message.shard):
             rule.on_result(message.shard, envelope.tensors[0])
             rule.total_count = message.num_microbatches
@@ -146,15 +183,19 @@ class ExactAverager:
         message = envelope.message
         if not isinstance(message, ReducePart | ReduceResult):
             return
-        if (message.step, message.term) <= self._last:
+        order = (message.step, message.term)
+        if order <= self._last:
             return
-        self._early[envelope.sender, message.kind] = envelope  # a member sends one of each a round
+        kept = self._early.setdefault(envelope.sender, [])
+        kept[:] = [e for e in kept if _order(e) >= order]  # of its latest round alone
+        if len(kept) < self._most_early:
+            kept.append(envelope)
 
     async def _exchange(self, rule: ExactReduce) -> tuple[torch.Tensor, int]:
         async with trio.open_nursery() as nursery:
             for index, member in enumerate(rule.round.members):
                 if member != rule.me:
-                    nursery.start_soon(self._send_part, rule, index, member)
+                    nursery.start_soon(self._send_parts, rule, index, member)
             while (whole := rule.complete()) is None:
                 shard = rule.reduced()
                 if shard is not None:
@@ -166,13 +207,15 @@ class ExactAverager:
                 await self._arrived.wait()
         return whole, rule.total_count
 
-    async def _send_part(self, rule: ExactReduce, index: int, member: PeerId) -> None:
+    async def _send_parts(self, rule: ExactReduce, index: int, member: PeerId) -> None:
+        """One after the other: a member may bring many, and each is a frame in memory."""
         r = rule.round
-        message = ReducePart(
-            step=r.step, epoch=r.epoch, term=r.term, stage=r.stage, shard=index,
-            num_microbatches=rule.num_microbatches,
-        )  # fmt: skip
-        await self._network.send(member, message, (rule.shard_of(index),))
+        for place, part in zip(rule.places, rule.parts_of(index), strict=True):
+            message = ReducePart(
+                step=r.step, epoch=r.epoch, term=r.term, stage=r.stage, shard=index, place=place,
+                num_microbatches=rule.num_microbatches,
+            )  # fmt: skip
+            await self._network.send(member, message, (part,))
 
     async def _send_result(self, rule: ExactReduce, shard: torch.Tensor, member: PeerId) -> None:
         r = rule.round
@@ -183,10 +226,28 @@ class ExactAverager:
         await self._network.send(member, message, (shard,))
 
 
+def exact_averager(manifest: Manifest, network: Network, deadlines: Deadlines) -> ExactAverager:
+    """Return the averager of a manifest that says ``exact``, by holder or by slot."""
+    by_slot = manifest.training.sums == "slots"
+    return ExactAverager(network, deadlines, most_parts=manifest.training.quota if by_slot else 1)
+
+
 def _belongs(message: object, round_: Round) -> bool:
     return isinstance(message, ReducePart | ReduceResult) and (
         message.step, message.term, message.stage, message.epoch
     ) == (round_.step, round_.term, round_.stage, round_.epoch)  # fmt: skip
+
+
+def _order(envelope: Envelope) -> tuple[int, int]:
+    message = envelope.message
+    assert isinstance(message, ReducePart | ReduceResult)
+    return message.step, message.term
+
+
+def _brings(rule: ExactReduce, sender: PeerId, message: ReducePart) -> bool:
+    order = rule.round.part_order
+    is_mine = message.shard == rule.index and message.place < len(order)
+    return is_mine and order[message.place] == sender
 
 
 def _owns(rule: ExactReduce, sender: PeerId, shard: int) -> bool:

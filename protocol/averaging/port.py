@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,8 @@ class Round:
     """One averaging: who takes part, under which decision. ``members`` are in PeerID order.
 
     ``grace_s`` is how much later than others a member may start, because it had to recompute.
+    ``sources`` names who brings each part, in the order of adding; empty stands for one part of
+    each member, in PeerID order.
     """
 
     step: int
@@ -24,6 +27,12 @@ class Round:
     stage: int
     members: tuple[PeerId, ...]
     grace_s: float = 0.0
+    sources: tuple[PeerId, ...] = ()
+
+    @property
+    def part_order(self) -> tuple[PeerId, ...]:
+        """Who brings each part, in the order of adding."""
+        return self.sources or self.members
 
 
 class Averager(Protocol):
@@ -37,4 +46,17 @@ class Averager(Protocol):
 
     def deliver(self, envelope: Envelope) -> None:
         """Take a message of this averager's kinds from another member."""
+        ...
+
+
+class OrderedAverager(Averager, Protocol):
+    """Also adds single gradients in an order that does not depend on who brings which."""
+
+    async def total_in_order(
+        self, round_: Round, gradients: Sequence[torch.Tensor], length: int
+    ) -> tuple[torch.Tensor, int]:
+        """Return the sum over ``round_.sources`` and its count; ``gradients`` are mine, in order.
+
+        Raises AveragingFailed. The gradients must not be changed until it returns.
+        """
         ...

@@ -5,7 +5,9 @@ Runs once per term; a new term of the same step starts it again, and what the su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 import trio
 
@@ -94,11 +96,11 @@ class Closing:
         expected = self._ledger.expected(decision)
         await self._settle(expected, decision)
         await ctx.faults.reach("in_reconcile", decision.step)
-        missing = await self._reconcile(decision, expected)
+        held, missing = await self._reconcile(decision, expected)
         for slot in sorted(s for s, member in missing.items() if member == ctx.me):
             await self._repair.recompute(slot, expected[slot], decision)
         grace_s = ctx.deadlines.step_stall_s if missing else 0.0
-        total = await self._average(decision, expected, grace_s)
+        total = await self._average(decision, {**held, **missing}, grace_s)
         self._mine = None
         await self._prepare(decision, total, len(expected))
 
@@ -150,8 +152,8 @@ class Closing:
 
     async def _reconcile(
         self, decision: Decision, expected: Mapping[SlotId, Entry]
-    ) -> dict[SlotId, PeerId]:
-        """Exchange ledgers with the stage; return the missing slots and who recomputes each."""
+    ) -> tuple[dict[SlotId, PeerId], dict[SlotId, PeerId]]:
+        """Exchange ledgers with the stage: who holds each slot, and who recomputes the missing."""
         ctx = self._ctx
         members = decision.roster[ctx.stage]
         entries = self._ledger.entries(expected)
@@ -170,7 +172,7 @@ class Closing:
         if missing and ctx.stage == 0:  # a data node's own gradients: nobody else can have them
             self._suspect({peer for peer, _ in missing}, "lost its own sums")
             raise ProtocolViolation("a data node lost what it committed")
-        return missing
+        return {slot: m for m in members for slot in agreed[m]}, missing
 
     async def _exchange_ledgers(self, decision: Decision, mine: Ledger) -> None:
         ctx = self._ctx
@@ -185,25 +187,52 @@ class Closing:
             raise PeerTimeout("a holder of this stage did not send its ledger")
 
     async def _average(
-        self, decision: Decision, expected: Mapping[SlotId, Entry], grace_s: float
+        self, decision: Decision, holder_of: Mapping[SlotId, PeerId], grace_s: float
     ) -> Tensor:
+        """Add up what the stage's members hold of all that counts."""
         ctx = self._ctx
-        groups = drawing_nodes(decision)
-        gradient = await ctx.compute("update", lambda: ctx.state.gradient(groups))
-        count = len(self._ledger.entries(expected))
-        await ctx.faults.reach("in_reduce", decision.step)
         members = decision.roster[ctx.stage]
         round_ = Round(decision.step, decision.term, 0, ctx.stage, members, grace_s)
-        started = trio.current_time()
+        add_up = self._total_by_slot if ctx.sums_by_slot else self._total
         try:
-            total, total_count = await ctx.averager.total(round_, gradient, count)
+            total, total_count = await add_up(round_, decision, holder_of)
         except AveragingFailed as error:
             self._suspect(map(PeerId, error.missing), "averaging")
             raise
-        ctx.observer.count("seconds", trio.current_time() - started, phase="averaging")
-        if total_count != len(expected):
-            raise ProtocolViolation(f"averaged {total_count} of {len(expected)} microbatches")
+        if total_count != len(holder_of):
+            raise ProtocolViolation(f"averaged {total_count} of {len(holder_of)} microbatches")
         return total
+
+    async def _total(
+        self, round_: Round, decision: Decision, holder_of: Mapping[SlotId, PeerId]
+    ) -> tuple[Tensor, int]:
+        ctx = self._ctx
+        groups = drawing_nodes(decision)
+        gradient = await ctx.compute("update", lambda: ctx.state.gradient(groups))
+        count = sum(slot in self._ledger.committed for slot in holder_of)
+        await ctx.faults.reach("in_reduce", decision.step)
+        with self._timed():
+            return await ctx.averager.total(round_, gradient, count)
+
+    async def _total_by_slot(
+        self, round_: Round, decision: Decision, holder_of: Mapping[SlotId, PeerId]
+    ) -> tuple[Tensor, int]:
+        ctx = self._ctx
+        order = sorted(holder_of, key=lambda slot: (slot[1], slot[0]))
+        mine = [slot for slot in order if holder_of[slot] == ctx.me]
+        gradients = await ctx.compute("update", lambda: ctx.state.gradients(mine))
+        await ctx.faults.reach("in_reduce", decision.step)
+        round_ = replace(round_, sources=tuple(holder_of[slot] for slot in order))
+        with self._timed():
+            return await ctx.ordered_averager.total_in_order(
+                round_, gradients, ctx.state.num_gradients
+            )
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = trio.current_time()
+        yield
+        self._ctx.observer.count("seconds", trio.current_time() - started, phase="averaging")
 
     async def _prepare(self, decision: Decision, total: Tensor, num_microbatches: int) -> None:
         ctx = self._ctx

@@ -9,17 +9,18 @@ from typing import TypeVar, cast
 
 import trio
 
-from protocol.averaging import Averager
+from protocol.averaging import Averager, OrderedAverager
 from protocol.core.journal import Journal
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
-from protocol.messages import Boundary, FetchBoundary, Message
+from protocol.messages import Boundary, FetchBoundary, Message, WorkId
 from protocol.ports import (
     BlockStage,
     EdgeStage,
     FaultPoints,
+    GroupKey,
     JobKind,
     Network,
     Observer,
@@ -72,6 +73,20 @@ class Context:
     def edge(self) -> EdgeStage:
         """The stage's computation, for a data node."""
         return cast(EdgeStage, self.state)
+
+    @property
+    def sums_by_slot(self) -> bool:
+        """Whether each slot's gradient is kept apart until all are added in slot order."""
+        return self.manifest.training.sums == "slots"
+
+    @property
+    def ordered_averager(self) -> OrderedAverager:
+        """The averager of a swarm that sums by slot."""
+        return cast(OrderedAverager, self.averager)
+
+    def group_of(self, work: WorkId) -> GroupKey:
+        """The sum that a microbatch's gradient joins: its data node's, or one of its own."""
+        return (work.data_node, work.slot) if self.sums_by_slot else work.data_node
 
     async def compute(self, kind: JobKind, job: Callable[[], T]) -> T:
         """Run a job on this node's stage, off the event loop."""

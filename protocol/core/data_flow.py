@@ -174,7 +174,7 @@ class DataFlow:
         )  # fmt: skip
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ctx.send_all, flow.path, message)
-            await ctx.compute("commit", lambda: ctx.state.commit(flow.id, ctx.me))
+            await ctx.compute("commit", lambda: ctx.state.commit(flow.id, ctx.group_of(flow.id)))
         ctx.observer.count("microbatches_committed", stage="0")
         ctx.observer.count("tokens", self.tokens_per_microbatch)
         await ctx.faults.reach("after_commit", flow.id.step)

@@ -259,7 +259,7 @@ class HolderFlow:
         """One job of the worker, so that sums and ledger never disagree."""
         if not work.is_pending or not self._ledger.has_room_for(work.id):
             return False
-        self._ctx.state.commit(work.id, work.id.data_node)
+        self._ctx.state.commit(work.id, self._ctx.group_of(work.id))
         self._ledger.commit(work.id)
         work.is_pending, work.is_over = False, True
         return True
@@ -330,7 +330,7 @@ class HolderFlow:
     def _commit_redriven(self, work_id: WorkId, slot: SlotId) -> None:
         """In the worker: only while the closing waits for it, or two holders might have it."""
         if slot in self.redriven and self._ledger.has_room_for(work_id):
-            self._ctx.state.commit(work_id, work_id.data_node)
+            self._ctx.state.commit(work_id, self._ctx.group_of(work_id))
             self._ledger.commit(work_id)
         else:
             self._ctx.state.discard(work_id)

@@ -78,7 +78,7 @@ class Repair:
         try:
             blocks.forward(key, h_BTW, keep=True)
             blocks.backward(key, g_BTW)
-            blocks.commit(key, work.data_node)
+            blocks.commit(key, self._ctx.group_of(work))
         finally:
             blocks.discard(key)
         self._ledger.commit(work)

@@ -152,6 +152,9 @@ class TrainingSpec(Spec):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     clip_norm: NotNegative = 0.0  # per stage; 0 clips nothing
+    # "slots" adds gradients in the order of their slots, whoever computed them: the same bits in
+    # every run, for a gradient's memory and a part's traffic per slot.
+    sums: Literal["arrival", "slots"] = "arrival"
     seed: Seed = 0
 
     @model_validator(mode="after")

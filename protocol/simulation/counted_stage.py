@@ -129,6 +129,10 @@ class CountedStage:
                 total += self._sums[group]
         return total
 
+    def gradients(self, groups: Sequence[GroupKey]) -> list[Tensor]:
+        """Return each group's fp32 sum [P + Q]."""
+        return [self._sums[group] for group in groups]
+
     def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
         """Compute the next state beside this one and return its digest."""
         state = next_state(self.manifest, self._state, gradient_sum, num_microbatches)

@@ -59,13 +59,14 @@ def exact_sum(parts: Parts, step: int, stage: int) -> list[tuple[torch.Tensor, i
     """What each holder has after exact averaging: the sum and the count."""
     round_ = Round(step=step, term=0, epoch=0, stage=stage, members=tuple(PEERS[: len(parts)]))
     rules = [
-        ExactReduce(round_, peer, gradient, count)
+        ExactReduce(round_, peer, (gradient,), count, len(gradient))
         for peer, (gradient, count) in zip(round_.members, parts, strict=True)
     ]
     for rule in rules:
         for other in rules:
             if other is not rule:
-                other.on_part(rule.me, rule.shard_of(other.index), rule.num_microbatches)
+                (part,) = rule.parts_of(other.index)
+                other.on_part(rule.index, part, rule.num_microbatches)
     shards = [rule.reduced() for rule in rules]
     for rule in rules:
         for index, shard in enumerate(shards):

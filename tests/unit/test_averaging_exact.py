@@ -42,6 +42,10 @@ def plain_sum(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def rule_of(num: int, index: int, gradient: Tensor, count: int = 1) -> ExactReduce:
+    return ExactReduce(round_of(num), PEERS[index], (gradient,), count, len(gradient))
+
+
 # --- the rule ------------------------------------------------------------------------------
 
 
@@ -59,11 +63,12 @@ def test_all_members_have_the_same_bytes_whatever_arrives_first(
     num: int, length: int, seed: int
 ) -> None:
     gradients, chance = gradients_of(num, length, seed), Random(seed)
-    rules = [ExactReduce(round_of(num), PEERS[i], g, i) for i, g in enumerate(gradients)]
+    rules = [rule_of(num, i, g, i) for i, g in enumerate(gradients)]
     parts = [(a, b) for a in rules for b in rules if a is not b]
     chance.shuffle(parts)
     for sender, receiver in parts:
-        receiver.on_part(sender.me, sender.shard_of(receiver.index), sender.num_microbatches)
+        (part,) = sender.parts_of(receiver.index)
+        receiver.on_part(sender.index, part, sender.num_microbatches)
     shards = [(rule.index, rule.reduced()) for rule in rules]
     for rule in chance.sample(rules, num):
         for index, shard in chance.sample(shards, num):
@@ -76,17 +81,17 @@ def test_all_members_have_the_same_bytes_whatever_arrives_first(
 
 
 def test_what_came_first_stands() -> None:
-    rule = ExactReduce(round_of(2), PEERS[0], torch.zeros(4), 1)
-    rule.on_part(PEERS[1], torch.ones(2), 1)
-    rule.on_part(PEERS[1], torch.full((2,), 9.0), 9)
+    rule = rule_of(2, 0, torch.zeros(4))
+    rule.on_part(1, torch.ones(2), 1)
+    rule.on_part(1, torch.full((2,), 9.0), 9)
     assert rule.reduced().tolist() == [1.0, 1.0]
     assert rule.total_count == 2
 
 
 def test_it_says_who_owes_a_part_or_a_result() -> None:
-    rule = ExactReduce(round_of(4), PEERS[0], torch.zeros(8), 1)
-    rule.on_part(PEERS[1], torch.zeros(2), 1)
-    rule.on_part(PEERS[2], torch.zeros(2), 1)
+    rule = rule_of(4, 0, torch.zeros(8))
+    rule.on_part(1, torch.zeros(2), 1)
+    rule.on_part(2, torch.zeros(2), 1)
     rule.on_result(1, torch.zeros(2))
     assert rule.missing() == {PEERS[2], PEERS[3]}
     assert rule.reduced() is None
@@ -95,9 +100,9 @@ def test_it_says_who_owes_a_part_or_a_result() -> None:
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(2, 1), torch.zeros(2).double()])
 def test_a_shard_of_the_wrong_shape_is_refused(wrong: Tensor) -> None:
-    rule = ExactReduce(round_of(2), PEERS[0], torch.zeros(4), 1)
+    rule = rule_of(2, 0, torch.zeros(4))
     with pytest.raises(AveragingFailed, match="wrong shape"):
-        rule.on_part(PEERS[1], wrong, 1)
+        rule.on_part(1, wrong, 1)
     with pytest.raises(AveragingFailed, match="wrong shape"):
         rule.on_result(1, wrong)
 
@@ -114,9 +119,9 @@ class Wire:
         self.num_bytes = 0
         self._chance = Random(seed)
 
-    def member(self, index: int) -> ExactAverager:
+    def member(self, index: int, most_parts: int = 1) -> ExactAverager:
         me = PEERS[index]
-        self.averagers[me] = ExactAverager(Side(me, self), LIMITS)
+        self.averagers[me] = ExactAverager(Side(me, self), LIMITS, most_parts=most_parts)
         return self.averagers[me]
 
     async def carry(
@@ -196,7 +201,7 @@ async def test_messages_of_past_rounds_and_of_strangers_change_nothing(autojump_
     first, second = wire.member(0), wire.member(1)
 
     def part(**changes: int) -> ReducePart:
-        fields = {"step": 0, "term": 2, "stage": 1, "shard": 0, "num_microbatches": 9}
+        fields = {"step": 0, "term": 2, "stage": 1, "shard": 0, "place": 1, "num_microbatches": 9}
         return ReducePart.model_validate(fields | changes)
 
     wrong = (torch.full((2,), 9.0),)
@@ -205,6 +210,8 @@ async def test_messages_of_past_rounds_and_of_strangers_change_nothing(autojump_
         Envelope(PEERS[1], part(stage=2), wrong),
         Envelope(PEERS[1], part(epoch=1), wrong),
         Envelope(PEERS[1], part(shard=1), wrong),
+        Envelope(PEERS[1], part(place=0), wrong),  # mine
+        Envelope(PEERS[1], part(place=2), wrong),
         Envelope(PEERS[1], part(), ()),
         Envelope(PEERS[7], part(), wrong),
         # a result comes from the owner of its shard alone
@@ -228,7 +235,7 @@ async def test_an_early_part_of_the_wrong_shape_is_owed_still(autojump_clock) ->
     """The sender is at fault, not the member that reads it: the round names the sender."""
     wire = Wire(0)
     first, _ = wire.member(0), wire.member(1)
-    message = ReducePart(step=0, term=1, stage=1, shard=0, num_microbatches=1)
+    message = ReducePart(step=0, term=1, stage=1, shard=0, place=1, num_microbatches=1)
     first.deliver(Envelope(PEERS[1], message, (torch.zeros(3),)))
     error = await failure(first, round_of(2), torch.zeros(4))
     assert error.missing == {PEERS[1]}
@@ -240,4 +247,56 @@ async def test_early_messages_of_one_sender_do_not_pile_up(autojump_clock) -> No
     for term in range(1, 100):
         message = ReducePart(step=0, term=term, stage=1, shard=0, num_microbatches=1)
         first.deliver(Envelope(PEERS[1], message, (torch.zeros(2),)))
-    assert len(first._early) == 1
+    assert len(first._early[PEERS[1]]) == 1
+
+
+# --- sums by slot --------------------------------------------------------------------------
+
+
+async def total_by_slot(holders: Sequence[int], gradients: Sequence[Tensor], seed: int) -> bytes:
+    """The bytes that all members get when ``holders[slot]`` computed each slot."""
+    num, wire, totals = 1 + max(holders), Wire(seed), []
+    round_ = Round(0, 1, 0, 1, tuple(PEERS[:num]), sources=tuple(PEERS[h] for h in holders))
+
+    async def take_part(index: int) -> None:
+        mine = [g for g, holder in zip(gradients, holders, strict=True) if holder == index]
+        averager = wire.member(index, most_parts=len(holders))
+        await trio.sleep(seed * index % 3)
+        totals.append(await averager.total_in_order(round_, mine, len(gradients[0])))
+
+    async with trio.open_nursery() as nursery:
+        for index in range(num):
+            nursery.start_soon(take_part, index)
+            await trio.testing.wait_all_tasks_blocked()
+    assert {count for _, count in totals} == {len(holders)}
+    (result,) = {total.numpy().tobytes() for total, _ in totals}
+    return result
+
+
+async def test_a_sum_by_slot_depends_neither_on_holders_nor_on_timing(autojump_clock) -> None:
+    gradients = gradients_of(7, 23, 5)
+    expected = plain_sum(gradients).numpy().tobytes()
+    backwards = plain_sum(gradients[::-1]).numpy().tobytes()
+    assert expected != backwards  # the order does matter to the bits
+    deals = [[0] * 7, [0, 1, 0, 1, 0, 1, 1], [2, 2, 1, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0, 0]]
+    for seed, holders in enumerate(deals):
+        assert await total_by_slot(holders, gradients, seed) == expected
+
+
+async def test_who_owes_a_slots_part_is_named(autojump_clock) -> None:
+    wire = Wire(0)
+    first, _ = wire.member(0), wire.member(1)
+    members = tuple(PEERS[:2])
+    round_ = Round(0, 1, 0, 1, members, sources=(PEERS[0], PEERS[1], PEERS[0]))
+    with pytest.raises(AveragingFailed) as caught:
+        await first.total_in_order(round_, [torch.zeros(4), torch.zeros(4)], 4)
+    assert caught.value.missing == {PEERS[1]}
+
+
+async def test_early_parts_are_kept_up_to_what_a_round_has(autojump_clock) -> None:
+    wire = Wire(0)
+    first = wire.member(0, most_parts=3)
+    for place in range(100):
+        message = ReducePart(step=0, term=1, stage=1, shard=0, place=place, num_microbatches=1)
+        first.deliver(Envelope(PEERS[1], message, (torch.zeros(2),)))
+    assert len(first._early[PEERS[1]]) == 3 + 1

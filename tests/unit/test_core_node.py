@@ -180,7 +180,7 @@ async def test_parts_of_a_sum_are_taken_from_holders_of_the_stage(
     node.core._obey(signed(opening()))
     for sender in (PEER, NEXT, STRANGER):
         node.hear(sender, part, (torch.zeros(2),))
-    assert [sender for sender, _ in node.core._averager._early] == [PEER]
+    assert list(node.core._averager._early) == [PEER]
 
 
 async def test_only_an_authority_assigns_a_stage_and_only_once(nursery, autojump_clock) -> None:

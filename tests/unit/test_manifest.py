@@ -24,7 +24,7 @@ from protocol.manifest import (
 KEY = NodeKey(bytes(32))
 OTHER = NodeKey(bytes([1]) * 32)
 # Changing it changes the id of every swarm: only together with PROTOCOL_VERSION.
-GOLDEN_SWARM_ID = "5c98fbc063cef3280cb597a17ddea3740bc0d863a75635e9f89bf0fe4604fe12"
+GOLDEN_SWARM_ID = "b18d7abb484608989be533892c5d767f79372465264db6d5dda6fd12213cad5b"
 
 
 def tables(**changes: Any) -> dict[str, Any]:

@@ -122,7 +122,7 @@ GOLDEN = {
     "fetch_boundary": "f240c9ed",
     "boundary": "1683b486",
     "redrive": "216937c1",
-    "reduce_part": "ad178307",
+    "reduce_part": "c7b7da5c",
     "reduce_result": "167cf960",
     "fetch_state": "87f5a3be",
     "state_chunk": "57ae5a74",
