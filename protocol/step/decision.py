@@ -31,12 +31,11 @@ def check_step_open(message: StepOpen, swarm: str, authorities: Sequence[PeerId]
     decision = message.decision
     if decision.swarm != swarm:
         raise ProtocolViolation("a decision of another swarm")
+    votes = {v.authority: v.signature for v in message.votes if v.authority in authorities}
+    if len(votes) < len(message.votes):  # nobody honest sends what costs a check and counts nothing
+        raise ProtocolViolation("STEP_OPEN carries votes of strangers, or two of one authority")
     data = decision_bytes(decision)
-    valid = {
-        v.authority
-        for v in message.votes
-        if v.authority in authorities and is_signed_by(v.authority, data, v.signature)
-    }
+    valid = {peer for peer, signature in votes.items() if is_signed_by(peer, data, signature)}
     if len(valid) < majority(authorities):
         raise ProtocolViolation(
             f"STEP_OPEN {decision.order} has {len(valid)} of {majority(authorities)} votes"
@@ -44,16 +43,20 @@ def check_step_open(message: StepOpen, swarm: str, authorities: Sequence[PeerId]
     return decision
 
 
-def sign_close(swarm: str, step: int, entries: Sequence[Entry], key: NodeKey) -> StepClose:
+def sign_close(
+    swarm: str, step: int, entries: Sequence[Entry], key: NodeKey, begun: int = 0
+) -> StepClose:
     """Make a data node's signed list of what counts in a step."""
     entries = tuple(sorted(entries, key=lambda e: e.slot))
-    signature = key.sign(_close_bytes(swarm, step, key.peer_id, entries))
-    return StepClose(step=step, data_node=key.peer_id, entries=entries, signature=signature)
+    signature = key.sign(_close_bytes(swarm, step, begun, key.peer_id, entries))
+    return StepClose(
+        step=step, begun=begun, data_node=key.peer_id, entries=entries, signature=signature
+    )
 
 
 def check_close(close: StepClose, swarm: str) -> None:
     """Raise ProtocolViolation unless the data node named in it signed it, each slot once."""
-    data = _close_bytes(swarm, close.step, close.data_node, close.entries)
+    data = _close_bytes(swarm, close.step, close.begun, close.data_node, close.entries)
     if not is_signed_by(close.data_node, data, close.signature):
         raise ProtocolViolation("a STEP_CLOSE that its data node did not sign")
     if len({e.slot for e in close.entries}) != len(close.entries):
@@ -68,9 +71,11 @@ def share_slots(quota: int, data_nodes: Sequence[PeerId]) -> tuple[Share, ...]:
     )
 
 
-def _close_bytes(swarm: str, step: int, data_node: PeerId, entries: Sequence[Entry]) -> bytes:
+def _close_bytes(
+    swarm: str, step: int, begun: int, data_node: PeerId, entries: Sequence[Entry]
+) -> bytes:
     listed = [[e.slot, e.attempt, list(e.path), e.loss] for e in entries]
-    return b"shoal/step-close/1" + _canonical([swarm, step, data_node, listed])
+    return b"shoal/step-close/1" + _canonical([swarm, step, begun, data_node, listed])
 
 
 def _canonical(value: object) -> bytes:

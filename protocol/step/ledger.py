@@ -43,7 +43,9 @@ class StepLedger:
 
         The first one stands, unless the share was dealt anew since.
         """
-        if close.step != self.step or not _covers_share(close, decision):
+        if (close.step, close.begun) != (self.step, decision.begun):
+            return False
+        if not _covers_share(close, decision):
             return False
         known = self.closes.get(close.data_node)
         if known is not None and _covers_share(known, decision):

@@ -16,39 +16,16 @@ from protocol.deadlines import Deadlines
 from protocol.keys import PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decision, Prepared, Presence, Share, Suspect
+from protocol.step.candidate import Candidate
 from protocol.step.decision import share_slots
+from protocol.step.newcomers import Newcomers
+from protocol.step.restarts import Restart, after_restart, restarted
+from protocol.step.suspicion import Suspicions
 
 # After a hold that let nobody in there is none for this many limits: strangers may ask too.
 HOLD_REST = 10
-
-
-LONGEST_BAR_S = 3600.0
-MOST_BARS = 10
-
-
-@dataclass(slots=True)
-class Candidate:
-    """What the authority knows of a node."""
-
-    presence: Presence
-    seen_at: float
-    down_since: float | None = None
-    barred_until: float = 0.0
-    num_bars: int = 0
-    assigned: int | None = None
-    hold_until: float | None = None
-
-    def bar(self, now: float, first_s: float) -> None:
-        """Keep it out for a while, four times as long each time, an hour at most."""
-        self.barred_until = now + min(LONGEST_BAR_S, first_s * 4.0**self.num_bars)
-        self.num_bars = min(self.num_bars + 1, MOST_BARS)
-
-    @property
-    def stage(self) -> int:
-        """The stage it serves or was told to serve, -1 for none."""
-        if self.presence.stage >= 0 or self.assigned is None:
-            return self.presence.stage
-        return self.assigned
+# Beyond these nobody unknown is noted: identities cost nothing.
+MOST_CANDIDATES = 2048
 
 
 @dataclass(slots=True)
@@ -65,8 +42,9 @@ class Membership:
     current: Decision | None = None
     candidates: dict[PeerId, Candidate] = field(default_factory=dict)
     prepared: dict[PeerId, Prepared] = field(default_factory=dict)
-    suspicions: dict[PeerId, set[PeerId]] = field(default_factory=dict)
-    suspected_at: float = 0.0
+    suspicions: Suspicions = field(default_factory=Suspicions)
+    newcomers: Newcomers = field(default_factory=Newcomers)
+    late_since: float | None = None
     joiners_since: float | None = None
     watching_since: float = -math.inf
     held_since: float | None = None
@@ -78,7 +56,8 @@ class Membership:
         """Note that a node is there and what it holds."""
         known = self.candidates.get(peer)
         if known is None:
-            self.candidates[peer] = Candidate(presence, now)
+            if len(self.candidates) < MOST_CANDIDATES:
+                self.candidates[peer] = Candidate(presence, now)
         else:
             known.presence, known.seen_at, known.down_since = presence, now, None
 
@@ -106,19 +85,14 @@ class Membership:
             return False
         if peer not in self.current.members or message.peer not in self.current.members:
             return False
-        if not self.suspicions:
-            self.suspected_at = now
-        accusers = self.suspicions.setdefault(message.peer, set())
-        is_news = peer not in accusers
-        accusers.add(peer)
-        return is_news
+        return self.suspicions.add(peer, message.peer, now)
 
     def on_decided(self, decision: Decision) -> None:
         """A decision was chosen; what was counted for the last one is void."""
         if self.current is None or decision.step != self.current.step:
             self.held_since = None
         self.current = decision
-        self.joiners_since = None
+        self.joiners_since = self.late_since = None
         self.prepared.clear()
         self.suspicions.clear()
         for peer in decision.members:
@@ -131,7 +105,7 @@ class Membership:
 
         A member that forgot its stage gets the same one again.
         """
-        newcomer = self.candidates[peer]
+        newcomer = self.candidates.get(peer) or Candidate.unknown(now)
         if newcomer.assigned is None and self.current is not None:
             newcomer.assigned = self.current.stage_of(peer)
         if newcomer.assigned is None:
@@ -154,18 +128,27 @@ class Membership:
         """Return the decision that should come next, or None if there is nothing to decide."""
         if self.current is None:
             return self._first(now)
-        leaving = self._gone(now) or self._lagging() or self._odd_ones()
+        leaving = self._gone(now) or self._lagging() or self._odd_ones() or self._late(now)
         if leaving:
+            self.newcomers.left_out(leaving, now)
             return self._reopen(remove=leaving, add={})
-        if self.suspicions and now - self.suspected_at >= self.deadlines.reconnect_grace_s:
-            return self._reopen(remove=self._most_suspected(now), add={})
+        restart = self._restart(now)
+        if restart is not None:
+            self.newcomers.left_out(restart.replaced, now)
+            return None if restart.must_wait else self._reopen_after(restart)
+        if self.suspicions.is_due(now, self.deadlines.reconnect_grace_s):
+            suspected = self._barred({self.suspicions.worst(self.current, now)}, now)
+            self.newcomers.left_out(suspected, now)
+            return self._reopen(remove=suspected, add={})
         joining = self._ready_joiners(now)
         if joining and self._may_admit(now):
+            self.newcomers.let_in(joining, now)
             return self._reopen(remove=set(), add=joining)
         if self.current.is_final or not self._all_prepared():
             return None
         if self._is_held(now):
             return None
+        self.newcomers.finished(self.current.members)
         return self._next_step(now)
 
     def deserted_stages(self, now: float) -> tuple[int, ...]:
@@ -218,16 +201,31 @@ class Membership:
     def _gone(self, now: float) -> set[PeerId]:
         return self._removable(self._gone_members(now))
 
-    def _most_suspected(self, now: float) -> set[PeerId]:
-        """One member at a time, the higher PeerID among equals; none if a stage needs it.
+    def _barred(self, peers: set[PeerId], now: float) -> set[PeerId]:
+        """Those of ``peers`` that can be left out, which for a while do not come back.
 
-        The step is opened again even then, because only a new term repeats a failed averaging.
+        If a stage needs them the step is opened again with them: only a new term repeats a failed
+        averaging.
         """
-        worst = max(self.suspicions, key=lambda p: (len(self.suspicions[p]), p))
-        removable = self._removable({worst})
-        if removable and worst in self.candidates:
-            self.candidates[worst].bar(now, self.deadlines.session_silence_s)
+        removable = self._removable(peers)
+        for known in (self.candidates[peer] for peer in removable if peer in self.candidates):
+            known.bar(now, self.deadlines.session_silence_s)
         return removable
+
+    def _late(self, now: float) -> set[PeerId]:
+        """Members that never prepare, long after another holder of their stage did."""
+        assert self.current is not None
+        late: set[PeerId] = set()
+        for holders in self.current.roster:
+            waiting = {p for p in holders if p not in self.prepared}
+            late |= waiting if len(waiting) < len(holders) else set()
+        if not late:
+            self.late_since = None
+        elif self.late_since is None:
+            self.late_since = now
+        elif now - self.late_since >= self.deadlines.step_stall_s:
+            return self._barred(late, now)
+        return set()
 
     def _lagging(self) -> set[PeerId]:
         """Members that know the current decision and do not hold the state it starts from."""
@@ -265,10 +263,12 @@ class Membership:
 
     def _ready_joiners(self, now: float) -> dict[PeerId, int]:
         assert self.current is not None
+        deserted = self.deserted_stages(now)
         return {
             p: c.presence.stage
             for p, c in self.candidates.items()
             if p not in self.current.members
+            and (self.newcomers.may_enter(p, now) or c.presence.stage in deserted)
             and self._lives(p, now)
             and now >= c.barred_until
             and not c.presence.is_draining
@@ -328,7 +328,22 @@ class Membership:
             self.current.digests,
             shares=shares,
             is_final=self.current.is_final,
+            begun=self.current.begun,
         )
+
+    def _restart(self, now: float) -> Restart | None:
+        assert self.current is not None
+        living = {p for p in self.current.members if self._lives(p, now)}
+        lost = restarted(self.current, self.candidates)
+        return after_restart(self.current, lost, self.candidates, living)
+
+    def _reopen_after(self, restart: Restart) -> Decision:
+        """The same step once more, under a new term; anew if a data node's part is lost."""
+        decision = self._reopen(remove=set(restart.replaced), add={})
+        if not restart.begins_anew:
+            return decision
+        shares = share_slots(self.manifest.training.quota, decision.data_nodes)
+        return decision.model_copy(update={"begun": decision.term, "shares": shares})
 
     def _next_step(self, now: float) -> Decision:
         assert self.current is not None
@@ -354,6 +369,7 @@ class Membership:
         digests: Sequence[str],
         shares: tuple[Share, ...] | None = None,
         is_final: bool = False,
+        begun: int = 0,
     ) -> Decision:
         if shares is None:
             shares = () if is_final else share_slots(self.manifest.training.quota, roster[0])
@@ -366,6 +382,7 @@ class Membership:
             shares=shares,
             digests=tuple(digests),
             is_final=is_final,
+            begun=begun,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.messages import Presence
-from protocol.step.membership import LONGEST_BAR_S, Candidate
+from protocol.step.candidate import LONGEST_BAR_S, Candidate
 
 
 def test_each_bar_is_longer_than_the_last_up_to_an_hour() -> None:
