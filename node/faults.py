@@ -1,6 +1,7 @@
 """Named points of the step at which a test may end this process, as a power cut would.
 
-``SHOAL_FAULT=after_commit@3`` kills the node with SIGKILL when it passes that point in step 3.
+``SHOAL_FAULT=after_commit@3`` kills the node with SIGKILL when it passes that point in step 3, and
+``in_state_transfer@any`` when it first passes that one: nobody knows when a joiner will.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class KillAt:
     """Ends this process at a point of a step, without a chance to say goodbye."""
 
     point: str
-    step: int
+    step: int | None  # None: any
 
     async def reach(self, point: str, step: int) -> None:
         """Die here, or go on."""
-        if (point, step) == (self.point, self.step):
+        if point == self.point and self.step in (None, step):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -49,9 +50,9 @@ def faults_from(environment: Mapping[str, str]) -> FaultPoints:
     if text is None:
         return NoFaults()
     point, _, step = text.partition("@")
-    if point not in POINTS or not step.isdecimal():
+    if point not in POINTS or not (step == "any" or step.isdecimal()):
         raise ConfigError(
-            f"{FAULT_VARIABLE}={text!r} is not POINT@STEP",
+            f"{FAULT_VARIABLE}={text!r} is neither POINT@STEP nor POINT@any",
             f"Unset {FAULT_VARIABLE}; it is there for tests.",
         )
-    return KillAt(point, int(step))
+    return KillAt(point, None if step == "any" else int(step))

@@ -31,6 +31,16 @@ async def test_the_node_dies_at_its_point_of_its_step_only(monkeypatch: pytest.M
     assert killed == [(os.getpid(), signal.SIGKILL)]
 
 
+async def test_any_step_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    faults = faults_from({"SHOAL_FAULT": "in_state_transfer@any"})
+    await faults.reach("after_commit", 7)
+    assert killed == []
+    await faults.reach("in_state_transfer", 7)
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+
+
 @pytest.mark.parametrize(
     "text", ["", "after_commit", "after_commit@", "after_commit@x", "after_commit@²", "nowhere@1"]
 )
