@@ -57,10 +57,19 @@ class Closing:
             self._changed.notify()
 
     def on_ledger(self, message: Ledger, sender: PeerId, decision: Decision) -> None:
-        """Take a stage peer's ledger, also one of a term that this member has not seen yet."""
+        """Take a stage peer's ledger, also one of a term that this member has not seen yet.
+
+        Of such terms one is kept of each sender.
+        """
         stage = self._ctx.stage
         if message.stage != stage or sender not in decision.roster[stage]:
             return
+        if message.term < decision.term:
+            return
+        for term in [t for t in self._ledgers if t > decision.term]:
+            self._ledgers[term].pop(sender, None)
+            if not self._ledgers[term]:
+                del self._ledgers[term]
         slots = tuple((e.data_node, e.slot) for e in message.entries)
         self._ledgers.setdefault(message.term, {})[sender] = slots
         self._changed.notify()

@@ -6,6 +6,7 @@ another step, or leaves this node out.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 
@@ -18,6 +19,7 @@ from protocol.core.holder_flow import HolderFlow
 from protocol.core.repair import Repair
 from protocol.core.transfer import Donor
 from protocol.errors import NumericsError, PeerError, ProtocolViolation
+from protocol.keys import PeerId
 from protocol.messages import (
     Backward,
     Boundary,
@@ -38,6 +40,8 @@ from protocol.ports import Envelope, PeerChange
 from protocol.step.ledger import StepLedger
 
 INBOX = 4096
+# Messages of one sender that are being handled: each is a task, and an answer may take long.
+OPEN_PER_SENDER = 256
 
 
 class MemberStep:
@@ -56,16 +60,24 @@ class MemberStep:
         self._repair = Repair(ctx, self.ledger, self.flow)
         self._closing = Closing(ctx, self.ledger, self.flow, self._repair)
         self._inbox, self._outbox = trio.open_memory_channel[Envelope | PeerChange](INBOX)
+        self._open: Counter[PeerId] = Counter()
         self._term_scope = trio.CancelScope()
         self._over = trio.Event()
         self.started_at = trio.current_time()
 
     def deliver(self, envelope: Envelope) -> None:
-        """Take a message of this step; ProtocolViolation when flooded."""
+        """Take a message of this step; ProtocolViolation when its sender floods this node.
+
+        When all together send too much, it is lost: whoever sent the last one need not be at fault.
+        """
+        if self._open[envelope.sender] >= OPEN_PER_SENDER:
+            raise ProtocolViolation("more messages than this node can take")
         try:
             self._inbox.send_nowait(envelope)
         except trio.WouldBlock:
-            raise ProtocolViolation("more messages than this node can take") from None
+            self._ctx.observer.count("errors", code="resource")
+        else:
+            self._open[envelope.sender] += 1
 
     def on_change(self, change: PeerChange) -> None:
         """Take news of a session, unless the step is ending."""
@@ -119,6 +131,10 @@ class MemberStep:
         except PeerError as error:
             self._ctx.observer.count("errors", code=error.code)
             self._ctx.network.drop(envelope.sender, error.cause)
+        finally:
+            self._open[envelope.sender] -= 1
+            if not self._open[envelope.sender]:
+                del self._open[envelope.sender]
 
     async def _dispatch(self, envelope: Envelope) -> None:
         message, sender = envelope.message, envelope.sender

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import trio
@@ -13,6 +14,8 @@ from protocol.messages import Message
 from protocol.ports import Network, Observer
 
 CAPACITY = 4096
+# Posts to one peer that are not acknowledged: it may ask and ask, and never take an answer.
+OPEN_PER_PEER = 32
 
 
 class Postbox:
@@ -23,22 +26,24 @@ class Postbox:
         self._posts, self._posted = trio.open_memory_channel[tuple[tuple[PeerId, ...], Message]](
             CAPACITY
         )
-        self._num_open = 0
+        self._open: Counter[PeerId] = Counter()
         self._changed = Signal()
 
     def post(self, peers: Iterable[PeerId], message: Message) -> None:
-        """Send to each of these peers but this node itself."""
+        """Send to each of these peers but this node itself, and those that take nothing."""
         others = tuple(peer for peer in peers if peer != self._network.peer_id)
+        ready = tuple(peer for peer in others if self._open[peer] < OPEN_PER_PEER)
         try:
-            self._posts.send_nowait((others, message))
+            self._posts.send_nowait((ready, message))
         except trio.WouldBlock:
+            ready = ()
+        self._open.update(ready)
+        if len(ready) < len(others):
             self._observer.count("errors", code="resource")
-        else:
-            self._num_open += len(others)
 
     async def flush(self) -> None:
         """Return when everything posted so far was delivered or failed."""
-        await self._changed.until(lambda: self._num_open == 0)
+        await self._changed.until(lambda: not self._open)
 
     async def run(self) -> None:
         """Deliver until cancelled; a task for each peer, so that none waits for another."""
@@ -53,5 +58,7 @@ class Postbox:
         except PeerError as error:
             self._observer.count("errors", code=error.code)
         finally:
-            self._num_open -= 1
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
             self._changed.notify()

@@ -7,6 +7,7 @@ that the swarm decided makes the whole acceptable.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,10 @@ from protocol.ports import Envelope, Tensor
 CHUNK_BYTES = 2 * 2**20
 DONOR_PAUSE_S = 0.5
 MAX_CHUNKS = 2**24
+# Joiners that are sent a chunk at the same time; the others wait for their turn.
+MOST_AT_ONCE = 4
+# How often one peer may be sent the whole state of a step: transfers fail and begin again.
+MOST_TIMES = 4
 
 
 class Donor:
@@ -34,17 +39,21 @@ class Donor:
         self._chunks: tuple[Tensor, ...] = ()
         self._lock = trio.Lock()
         self._served: set[PeerId] = set()
+        self._given: Counter[PeerId] = Counter()
+        self._turns = trio.CapacityLimiter(MOST_AT_ONCE)
 
     async def serve(self, message: FetchState, sender: PeerId) -> None:
         """Answer with one chunk, or without a tensor when that step's state is not held.
 
-        Each peer gets one chunk at a time: who asks for more at once gets nothing more.
+        Each peer gets one chunk at a time: who asks for more at once gets nothing more. Nor does
+        who has been sent the state several times already.
         """
         if sender in self._served:
             return
         self._served.add(sender)
         try:
-            await self._answer(message, sender)
+            async with self._turns:
+                await self._answer(message, sender)
         finally:
             self._served.discard(sender)
 
@@ -53,17 +62,24 @@ class Donor:
         async with self._lock:
             if message.step == ctx.state.step and self._step != message.step:
                 await self._export()
-        has_it = self._step == message.step and message.chunk < len(self._chunks)
+        num_chunks = len(self._chunks)
+        has_it = (
+            (self._step, ctx.stage) == (message.step, message.stage)
+            and message.chunk < num_chunks
+            and self._given[sender] < MOST_TIMES * num_chunks
+        )
         reply = StateChunk(
             step=message.step, stage=ctx.stage, chunk=message.chunk,
-            num_chunks=len(self._chunks) if has_it else 0,
+            num_chunks=num_chunks if has_it else 0,
             digest=self._digest if has_it else None,
         )  # fmt: skip
+        self._given[sender] += has_it
         await ctx.try_send(sender, reply, (self._chunks[message.chunk],) if has_it else ())
 
     def forget(self) -> None:
         """Free the bytes of a past step."""
         self._step, self._chunks = -1, ()
+        self._given.clear()
 
     async def _export(self) -> None:
         ctx = self._ctx
@@ -73,6 +89,7 @@ class Donor:
 
         self._step, self._digest, data = await ctx.compute("state", job)
         self._chunks = torch.split(data, CHUNK_BYTES)
+        self._given.clear()
 
 
 class Joiner:

@@ -336,6 +336,14 @@ async def test_a_failure_without_a_suspect_is_reported_too(autojump_clock, membe
     assert (said.peer, said.reason) == (ME, "x" * 200)
 
 
+async def test_ledgers_of_invented_terms_take_no_memory(autojump_clock, of_two: Member) -> None:
+    of_two.hear_ledger(0)
+    for term in range(2, 1000):
+        of_two.hear_ledger(0, term=term)
+    of_two.hear_ledger(0, term=0)
+    assert set(of_two.closing._ledgers) == {1, 999}
+
+
 async def test_a_new_term_starts_with_no_suspects_and_no_past_ledgers(
     autojump_clock, of_two: Member
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -14,15 +15,16 @@ from protocol.core import NodeCore, NodeSettings
 from protocol.core import early as early_module
 from protocol.core.early import EarlyMessages
 from protocol.core.journal import MemoryJournal
-from protocol.core.member_step import INBOX, MemberStep
-from protocol.core.postbox import Postbox
+from protocol.core.member_step import INBOX, OPEN_PER_SENDER, MemberStep
+from protocol.core.postbox import OPEN_PER_PEER, Postbox
 from protocol.core.transfer import Donor
 from protocol.errors import ProtocolViolation
-from protocol.keys import NodeKey
+from protocol.keys import NodeKey, PeerId
 from protocol.messages import (
     Assign,
     Commit,
     Decision,
+    FetchBoundary,
     Forward,
     Presence,
     ReducePart,
@@ -260,33 +262,87 @@ async def test_a_bad_message_ends_the_session_of_its_sender(
     assert node.network.dropped == [STRANGER]
 
 
-async def test_a_flood_is_refused_and_news_of_sessions_never_raise(
+async def test_a_flood_costs_its_sender_its_session_and_no_other(
     autojump_clock, node: Node
 ) -> None:
     member = MemberStep(node.core.ctx, opening(), Donor(node.core.ctx))  # and nobody reads
-    release = Envelope(D, Release(**WorkId(0, D, 0, 0)._asdict()))
-    for _ in range(INBOX):
-        member.deliver(release)
+    release = Release(**WorkId(0, D, 0, 0)._asdict())
+    for _ in range(OPEN_PER_SENDER):
+        member.deliver(Envelope(D, release))
     with pytest.raises(ProtocolViolation, match="more messages"):
-        member.deliver(release)
+        member.deliver(Envelope(D, release))
+    member.deliver(Envelope(A, release))
     member.on_change(PeerChange(D, False))
+
+
+async def test_a_full_inbox_is_nobodys_fault(
+    autojump_clock, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = MemberStep(node.core.ctx, opening(), Donor(node.core.ctx))
+    release = Release(**WorkId(0, D, 0, 0)._asdict())
+    for number in range(INBOX + 5):
+        member.deliver(Envelope(PeerId(f"p{number % 100}"), release))
+    member.on_change(PeerChange(D, False))
+    assert node.observer.counts["errors"] == 5
+
+
+async def test_who_asks_and_takes_no_answer_opens_few_tasks(
+    nursery, autojump_clock, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question is a task that waits until its answer is acknowledged."""
+    member = await step_of(nursery, node)
+
+    async def never(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(node.network, "send", never)
+    question = FetchBoundary(**WorkId(0, D, 0, 0)._asdict(), direction="activation", stage=1)
+    refused = 0
+    for _ in range(2000):
+        try:
+            member.deliver(Envelope(STRANGER, question))
+        except ProtocolViolation:
+            refused += 1
+        await trio.lowlevel.checkpoint()
+    assert refused == 2000 - OPEN_PER_SENDER
+
+
+async def test_what_was_handled_counts_no_more(nursery, autojump_clock, node: Node) -> None:
+    member = await step_of(nursery, node)
+    for _ in range(2 * OPEN_PER_SENDER):
+        await tell(member, STRANGER, Release(**WorkId(0, D, 0, 0)._asdict()))
+    assert not member._open
 
 
 # --- early messages and posts --------------------------------------------------------------
 
 
-def test_early_messages_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_messages_are_bounded_for_each_sender_and_in_all() -> None:
     early = EarlyMessages()
-    for slot in range(early_module.KEPT + 10):
+    for slot in range(early_module.KEPT_OF_ONE + 10):
         early.keep(forward(WorkId(0, D, slot, 0), 1))
+    early.keep(forward(WorkId(0, A, 7, 0), 1))
     seen: list[int] = []
     early.replay(lambda envelope: seen.append(envelope.message.slot))
-    assert seen == list(range(10, early_module.KEPT + 10))
+    assert seen == [*range(10, early_module.KEPT_OF_ONE + 10), 7]
     assert len(early) == 0
-    monkeypatch.setattr(early_module, "KEPT_BYTES", 3 * activation().nbytes)
-    for slot in range(10):
+    for number in range(3 * early_module.KEPT):
+        sender = PeerId(f"p{number // early_module.KEPT_OF_ONE}")
+        early.keep(forward(WorkId(0, D, number, 0), 1, sender=sender))
+    assert len(early) == early_module.KEPT
+
+
+def test_a_flood_of_early_messages_pushes_out_its_own_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    early, seen = EarlyMessages(), Counter[str]()
+    monkeypatch.setattr(early_module, "KEPT_BYTES", 10 * activation().nbytes)
+    for slot in range(3):
         early.keep(forward(WorkId(0, D, slot, 0), 1))
-    assert len(early) == 3
+    for slot in range(1000):
+        early.keep(forward(WorkId(0, D, slot, 0), 1, sender=STRANGER))
+    early.replay(lambda envelope: seen.update([envelope.sender]))
+    assert seen == {D: 3, STRANGER: 7}
 
 
 def test_what_is_still_early_when_it_is_replayed_stays() -> None:
@@ -308,3 +364,28 @@ async def test_posts_go_to_others_and_one_peers_fault_is_only_counted(
     await postbox.flush()
     assert [peer for peer, _, _ in network.sent] == [PEER]
     assert observer.counts["errors"] == 1
+
+
+async def test_a_peer_that_takes_nothing_holds_few_posts(
+    nursery, autojump_clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, observer = FakeNetwork(ME), TracingObserver("n", Trace())
+    num_waiting = 0
+
+    async def send(peer: PeerId, *_: object) -> None:
+        nonlocal num_waiting
+        if peer == STRANGER:
+            num_waiting += 1
+            await trio.sleep(20)
+            num_waiting -= 1
+
+    monkeypatch.setattr(network, "send", send)
+    postbox = Postbox(network, observer)
+    nursery.start_soon(postbox.run)
+    for _ in range(1000):
+        postbox.post((STRANGER, D), Assign(step=0, stage=1))
+        await trio.testing.wait_all_tasks_blocked()
+    assert num_waiting == OPEN_PER_PEER
+    assert observer.counts["errors"] == 1000 - OPEN_PER_PEER
+    await postbox.flush()
+    assert num_waiting == 0

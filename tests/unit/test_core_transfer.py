@@ -18,6 +18,7 @@ from protocol.core.signal import Signal
 from protocol.core.sync import StateSync
 from protocol.core.transfer import Donor, Joiner
 from protocol.errors import PeerGone, ProtocolViolation
+from protocol.keys import PeerId
 from protocol.messages import Decision, FetchState, StateChunk
 from protocol.ports import Envelope
 from protocol.routing import LoadAwareRouter
@@ -196,7 +197,7 @@ async def test_a_state_with_another_digest_is_refused_and_its_giver_asked_last(
     with pytest.raises(ProtocolViolation, match="another digest"):
         await world.me.joiner.fetch(world.decision())
     assert world.me.ctx.state.digest == before
-    for seed in range(8):  # whatever the shuffle says
+    for seed in range(transfer.MOST_TIMES):  # whatever the shuffle says
         world.me.ctx.rng.seed(seed)
         liar.asked.clear()
         await world.me.joiner.fetch(world.decision())
@@ -243,6 +244,53 @@ async def test_who_asks_for_many_chunks_at_once_gets_one(
     await trio.sleep(5)
     received = [e for e in world.trace.find("received") if e.details[1] == "state_chunk"]
     assert len(received) == 1
+
+
+async def test_nobody_is_sent_the_state_again_and_again(autojump_clock, world: World) -> None:
+    for _ in range(transfer.MOST_TIMES):
+        await world.me.joiner.fetch(world.decision(roster=[[ONE], [ONE]]))
+    with pytest.raises(PeerGone):
+        await world.me.joiner.fetch(world.decision(roster=[[ONE], [ONE]]))
+    world.one.donor.forget()  # the next step
+    await world.me.joiner.fetch(world.decision(roster=[[ONE], [ONE]]))
+
+
+async def test_few_are_sent_a_chunk_at_the_same_time_and_all_in_the_end(
+    nursery, autojump_clock, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk under way holds memory of the node, and many readers may be slow."""
+    num_open, most, served = 0, 0, 0
+
+    async def slow(*_: object) -> bool:
+        nonlocal num_open, most, served
+        num_open += 1
+        most = max(most, num_open)
+        await trio.sleep(1)
+        num_open -= 1
+        served += 1
+        return True
+
+    monkeypatch.setattr(Context, "try_send", slow)
+    for number in range(40):
+        message = FetchState(step=1, stage=1, chunk=0)
+        nursery.start_soon(world.one.donor.serve, message, PeerId(f"p{number}"))
+    await trio.sleep(60)
+    assert (most, served) == (transfer.MOST_AT_ONCE, 40)
+
+
+async def test_the_state_of_another_stage_is_not_to_be_had(
+    autojump_clock, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[StateChunk] = []
+
+    async def note(_: object, peer: PeerId, message: StateChunk, tensors: object = ()) -> bool:
+        sent.append(message)
+        return True
+
+    monkeypatch.setattr(Context, "try_send", note)
+    for stage in (1, 2):
+        await world.one.donor.serve(FetchState(step=1, stage=stage, chunk=0), ME)
+    assert [message.digest is not None for message in sent] == [True, False]
 
 
 async def test_a_donor_says_that_a_past_state_is_gone(autojump_clock, world: World) -> None:
