@@ -19,6 +19,7 @@ from node.sidecar.child.dht import (
     P2PHandlerError,
     PeerID,
 )
+from node.sidecar.child.seeds import Seeds
 from node.sidecar.child.validator import RecordValidator
 from protocol.errors import ProtocolViolation
 from protocol.records import open_record
@@ -27,8 +28,7 @@ FAILURES = (
     P2PDaemonError, P2PHandlerError, ControlFailure, ProtocolViolation,
     OSError, EOFError, TimeoutError, ValueError,
 )  # fmt: skip
-_ALONE_S, _PROBE_S = 2.0, 10.0
-_REJOIN_S = 60.0
+_SEARCH_S, _PROBE_S = 2.0, 10.0
 # p2pd ends by itself if nobody talks to it this long after its start.
 _P2PD_IDLE_S = 10.0
 _NUM_WITNESSES = 3
@@ -88,6 +88,7 @@ class Answers:
 
     def __init__(self, start: channel.Start, node: Any) -> None:
         self._start, self._node = start, node
+        self._seeds = Seeds(start.bootstrap, random.Random())  # noqa: S311 - jitter, not secrets
         self._nodes = name_of("nodes", start.swarm)
         self._manifest = name_of("manifest", start.swarm)
 
@@ -164,22 +165,22 @@ class Answers:
         return channel.Confirmed(num_asked=len(answers), num_holding=num_holding)
 
     async def keep_joined(self) -> None:
-        """Ping neighbours, so that dead ones leave the table; call on bootstrap peers while alone.
-
-        They are called on now and then in any case, so that islands meet again.
-        """
-        last = -_REJOIN_S
+        """Ping neighbours, so that dead ones leave the table, and call on seeds that are none."""
         while True:
             neighbours = self._node.protocol.routing_table.uid_to_peer_id
             if neighbours:
                 await self._node.protocol.call_ping(random.choice([*neighbours.values()]))  # noqa: S311
-            if not neighbours or time.monotonic() - last > _REJOIN_S:
-                for address in self._start.bootstrap:
-                    if await self._join(address):
-                        break
-                last = time.monotonic()
-            pause_s = _PROBE_S if neighbours else _ALONE_S
+            due = self._seeds.due([str(p) for p in neighbours.values()], time.monotonic())
+            await asyncio.gather(*map(self._call_on, due))
+            is_settled = neighbours and not due
+            pause_s = _PROBE_S if is_settled else _SEARCH_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _call_on(self, address: str) -> None:
+        answered = await self._join(address)
+        self._seeds.called(
+            address, answered=answered, is_alone=not self._num_neighbours, now=time.monotonic()
+        )
 
     async def _join(self, address: str) -> bool:
         try:
