@@ -7,42 +7,25 @@ it carries. ``step`` and ``epoch`` (of the transforms) are on every message: a m
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from protocol.averaging_messages import AverageReport as AverageReport
+from protocol.averaging_messages import ReducePart as ReducePart
+from protocol.averaging_messages import ReduceResult as ReduceResult
 from protocol.keys import PeerId
+from protocol.message_base import Count as Count
+from protocol.message_base import Digest as Digest
+from protocol.message_base import Lane as Lane
+from protocol.message_base import Message as Message
+from protocol.message_base import Path as Path
+from protocol.message_base import Peer as Peer
+from protocol.message_base import Signature as Signature
+from protocol.message_base import Stage as Stage
+from protocol.message_base import WorkId as WorkId
 
 PROTOCOL_VERSION = 1
-
-Lane = Literal["control", "bulk"]
-Peer = Annotated[PeerId, Field(min_length=40, max_length=64)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
-Stage = Annotated[int, Field(ge=0, lt=4096)]
-Path = Annotated[tuple[Peer, ...], Field(max_length=4096)]
-Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
-
-
-class WorkId(NamedTuple):
-    """Names one try at one microbatch; a re-issued microbatch keeps its slot and content."""
-
-    step: int
-    data_node: PeerId
-    slot: int
-    attempt: int
-
-
-class Message(BaseModel):
-    """What every message carries."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    kind: str
-    step: Count
-    epoch: Count = 0
-
-    lane: ClassVar[Lane] = "control"
-    max_tensors: ClassVar[int] = 0
 
 
 # --- membership and the step ---------------------------------------------------------------
@@ -336,34 +319,6 @@ class Redrive(FlowMessage):
     stage: Stage
 
 
-class ReducePart(Message):
-    """Holder -> owner of a shard: my sum over that shard, or one slot's gradient.
-
-    Tensor: [shard length] fp32. ``place`` is where the part stands in the order of adding.
-    """
-
-    kind: Literal["reduce_part"] = "reduce_part"
-    lane: ClassVar[Lane] = "bulk"
-    max_tensors: ClassVar[int] = 1
-    term: Count
-    stage: Stage
-    shard: Count
-    place: Count = 0
-    num_microbatches: Count
-
-
-class ReduceResult(Message):
-    """Owner of a shard -> holders: the sum of all parts, the same bytes for all."""
-
-    kind: Literal["reduce_result"] = "reduce_result"
-    lane: ClassVar[Lane] = "bulk"
-    max_tensors: ClassVar[int] = 1
-    term: Count
-    stage: Stage
-    shard: Count
-    num_microbatches: Count
-
-
 # --- state transfer ------------------------------------------------------------------------
 
 
@@ -394,5 +349,6 @@ ALL_MESSAGES: tuple[type[Message], ...] = (
     Presence, Assign, StepOpen, Prepare, Promise, Accept, Accepted, Prepared, Applied, Suspect,
     Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
     Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Dismiss,
+    AverageReport,
 )  # fmt: skip
 MESSAGE_TYPES: dict[str, type[Message]] = {m.model_fields["kind"].default: m for m in ALL_MESSAGES}

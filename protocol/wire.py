@@ -40,7 +40,7 @@ _KINDS: tuple[str, ...] = (
     "presence", "assign", "step_open", "prepare", "promise", "accept", "accepted", "prepared",
     "applied", "suspect", "forward", "backward", "commit", "release", "failed", "busy",
     "step_close", "ledger", "fetch_boundary", "boundary", "redrive", "reduce_part",
-    "reduce_result", "fetch_state", "state_chunk", "dismiss",
+    "reduce_result", "fetch_state", "state_chunk", "dismiss", "average_report",
 )  # fmt: skip
 MESSAGE_CODES: dict[int, type[BaseModel]] = {
     code: MESSAGE_TYPES[kind] for code, kind in enumerate(_KINDS, start=1)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import trio
 
 from protocol.averaging import Averager, exact_averager
+from protocol.averaging_messages import AVERAGING_MESSAGES
 from protocol.core.context import Context, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
@@ -41,8 +42,6 @@ from protocol.messages import (
     Dismiss,
     Message,
     Presence,
-    ReducePart,
-    ReduceResult,
     StateChunk,
     StepOpen,
 )
@@ -188,7 +187,7 @@ class NodeCore:
         elif isinstance(message, Assign | Dismiss):
             if envelope.sender in self._manifest.authorities:
                 self._on_answer(message)
-        elif isinstance(message, ReducePart | ReduceResult):
+        elif isinstance(message, AVERAGING_MESSAGES):
             if self._is_stage_peer(envelope.sender):
                 self._averager.deliver(envelope)
         elif isinstance(message, StateChunk):

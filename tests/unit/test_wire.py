@@ -22,6 +22,7 @@ from protocol.messages import (
     Accepted,
     Applied,
     Assign,
+    AverageReport,
     Backward,
     Boundary,
     Busy,
@@ -98,6 +99,7 @@ SAMPLES: tuple[Message, ...] = (
     FetchState(step=3, stage=1, chunk=0),
     StateChunk(step=3, stage=1, chunk=0, num_chunks=1, digest=DIGEST),
     Dismiss(step=3),
+    AverageReport(step=3, term=1, stage=1, attempt=0, nonce=b"n" * 16, addresses=("/ip4",)),
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN = {
@@ -127,6 +129,7 @@ GOLDEN = {
     "fetch_state": "87f5a3be",
     "state_chunk": "57ae5a74",
     "dismiss": "d6937fa9",
+    "average_report": "b623a191",
 }
 LIMITS = Limits(max_tensor_bytes=1 << 20)
 CODEC = Codec(LIMITS)
