@@ -6,6 +6,7 @@ its work and leave, the second stops it at once. If this process is killed, its 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from types import FrameType
 
 from cli.output import emit, emit_json, say
 from node.client import ControlClient
-from node.config import NodeConfig, load_config, write_config
+from node.config import ENV_PREFIX, NodeConfig, load_config, write_config
 from node.identity import load_or_create_key
 from node.launch import Lifeline, launch_daemon
 from node.paths import StatePaths
@@ -53,12 +54,15 @@ def _is_kept(origin: str, paths: StatePaths) -> bool:
     return origin == str(paths.config) or origin.startswith("--")
 
 
-def run_daemon(paths: StatePaths, *, as_json: bool) -> int:
-    """Run the daemon until it ends; tell each change of its state; return its exit status."""
+def run_daemon(paths: StatePaths, flags: Mapping[str, object], *, as_json: bool) -> int:
+    """Run the daemon until it ends; tell each change of its state; return its exit status.
+
+    ``flags`` are those that were remembered: the daemon must not see a variable that they overrule.
+    """
     tell = _tell_json if as_json else _tell_text
     with Lifeline() as lifeline, ControlClient(paths.root) as client:
         _forget_old_invite(paths, client)
-        process = launch_daemon(paths.root, lifeline)
+        process = launch_daemon(paths.root, lifeline, environment=_without(flags))
         with _signals_to(process):
             news = News(paths, lambda: _status(client))
             while process.poll() is None:
@@ -66,6 +70,13 @@ def run_daemon(paths: StatePaths, *, as_json: bool) -> int:
                     tell(name, fields)
                 _wait(process)
     return _told_end(process.returncode, paths)
+
+
+def _without(flags: Mapping[str, object]) -> dict[str, str]:
+    overruled = {
+        f"{ENV_PREFIX}{name.upper()}" for name, value in flags.items() if value is not None
+    }
+    return {name: text for name, text in os.environ.items() if name not in overruled}
 
 
 def _told_end(status: int, paths: StatePaths) -> int:

@@ -21,6 +21,8 @@ from cli.options import (
 )
 from cli.output import emit, emit_json, say
 from node.client import ControlClient
+from node.config import ENV_PREFIX, NodeConfig, load_config
+from node.invites import read_invite
 from node.paths import StatePaths, state_paths
 from protocol.deadlines import Deadlines
 from protocol.errors import ConfigError, ResourceError, Unreachable
@@ -56,27 +58,41 @@ def join(
 ) -> None:
     """Join a swarm and work for it until Ctrl-C. The settings are kept for the next time."""
     paths = state_paths(state)
+    invite = invite or _invite_in_file(paths)
     _check_invite(paths, invite)
     known_key(paths)
-    config = remember(
-        paths,
-        {
-            "invite": invite,
-            "role": role.value if role else None,
-            "stage": stage,
-            "device": device,
-            "threads": threads,
-            "memory_bytes": memory,
-            "metrics_port": metrics_port,
-            "data": tuple(path.absolute() for path in data) if data else None,
-        },
-    )
+    flags = {
+        "invite": invite,
+        "role": role.value if role else None,
+        "stage": stage,
+        "device": device,
+        "threads": threads,
+        "memory_bytes": memory,
+        "metrics_port": metrics_port,
+        "data": tuple(path.absolute() for path in data) if data else None,
+    }
+    config = remember(paths, flags)
     if config.invite is None:
-        raise ConfigError(
-            f"{paths.root} has joined no swarm yet", "Give the invite: `shoal join INVITE`."
-        )
+        raise _no_invite(paths, config)
     say(f"joining as {config.role}; the node's directory is {paths.root}")
-    raise typer.Exit(run_daemon(paths, as_json=as_json))
+    raise typer.Exit(run_daemon(paths, flags, as_json=as_json))
+
+
+def _invite_in_file(paths: StatePaths) -> str | None:
+    """Return what SHOAL_INVITE_FILE holds, unless SHOAL_INVITE is the invite itself."""
+    loaded = load_config(paths.config)
+    is_in_environment = loaded.origins["invite"] == f"{ENV_PREFIX}INVITE"
+    return None if is_in_environment else read_invite(loaded.config)
+
+
+def _no_invite(paths: StatePaths, config: NodeConfig) -> ConfigError:
+    if config.invite_file is None:
+        cause = f"{paths.root} has joined no swarm yet"
+        return ConfigError(cause, "Give the invite: `shoal join INVITE`.")
+    return ConfigError(
+        f"{paths.root} has joined no swarm yet, and there is no invite in {config.invite_file}",
+        "The organiser's node writes it when it can be reached: start that one first.",
+    )
 
 
 def _check_invite(paths: StatePaths, text: str | None) -> None:

@@ -162,16 +162,14 @@ def run(
         raise ConfigError(
             f"{paths.root} has no swarm", "Create one: `shoal swarm create manifest.toml`."
         )
-    remember(
-        paths,
-        {
-            "role": "organiser",
-            "device": device,
-            "threads": threads,
-            "memory_bytes": memory,
-            "metrics_port": metrics_port,
-            "data": tuple(path.absolute() for path in data) if data else None,
-        },
-    )
+    flags = {
+        "role": "organiser",
+        "device": device,
+        "threads": threads,
+        "memory_bytes": memory,
+        "metrics_port": metrics_port,
+        "data": tuple(path.absolute() for path in data) if data else None,
+    }
+    remember(paths, flags)
     say(f"starting; the node's directory is {paths.root}")
-    raise typer.Exit(run_daemon(paths, as_json=as_json))
+    raise typer.Exit(run_daemon(paths, flags, as_json=as_json))

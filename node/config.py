@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,7 +46,10 @@ class NodeConfig(BaseSettings):
     listen_host: str = "0.0.0.0"  # noqa: S104 - volunteers are there to be reached
     listen_port: Port = 0
     dht_port: Port = 0
+    announce_host: IPv4Address | None = None  # None: the addresses of the interfaces
+    metrics_host: IPv4Address = IPv4Address("127.0.0.1")
     metrics_port: Port = 0
+    invite_file: Path | None = None  # the organiser also writes the invite there, others read it
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     deadlines_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
 
@@ -61,6 +65,8 @@ class NodeConfig(BaseSettings):
             raise ValueError("data belongs to the roles data and organiser")
         if self.role != "volunteer" and self.stage is not None:
             raise ValueError(f"role {self.role} serves stage 0; leave stage unset")
+        if self.announce_host is not None and not (self.listen_port and self.dht_port):
+            raise ValueError("announce_host needs listen_port and dht_port: others dial those")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""The control API: HTTP on a unix socket that only the owner can open, and /metrics on loopback."""
+"""The control API: HTTP on a unix socket that only the owner can open, and /metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -38,7 +39,7 @@ from protocol.manifest import explain
 MAX_STEPS_PER_ANSWER = 200
 MAX_GENERATED_TOKENS = 4096
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 with the final zero
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK = IPv4Address("127.0.0.1")
 _GRACE_S = 1.0
 _STUCK_CLIENT_MS = 10_000
 _GENERATE_HINT = "Send a prompt and num_tokens as JSON."
@@ -91,12 +92,16 @@ async def serve_control(
     exposition: Callable[[], bytes],
     socket_path: Path,
     metrics_port: int = 0,
+    metrics_host: IPv4Address = _LOOPBACK,
     *,
     task_status: TaskStatus[ControlAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve both until cancelled; raise ResourceError if a socket or the port is not to be had."""
-    with _unix_listener(socket_path) as control, _tcp_listener(metrics_port) as metrics:
-        url = f"http://{_LOOPBACK}:{metrics.getsockname()[1]}/metrics"
+    with (
+        _unix_listener(socket_path) as control,
+        _tcp_listener(metrics_host, metrics_port) as metrics,
+    ):
+        url = f"http://{metrics_host}:{metrics.getsockname()[1]}/metrics"
         async with trio.open_nursery() as nursery:
             await nursery.start(_serve, control_app(facade), control)
             await nursery.start(_serve, metrics_app(exposition), metrics)
@@ -241,16 +246,17 @@ def _sweep(path: Path) -> None:
 
 
 @contextmanager
-def _tcp_listener(port: int) -> Iterator[socket.socket]:
+def _tcp_listener(host: IPv4Address, port: int) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # hypercorn shields its sends: a reader that stops reading must not hold up our end
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_CLIENT_MS)
         try:
-            listener.bind((_LOOPBACK, port))
+            listener.bind((str(host), port))
         except OSError as error:
             raise ResourceError(
-                f"cannot serve metrics on port {port}: {error.strerror}",
-                "Choose another with --metrics-port, or 0 for a free one.",
+                f"cannot serve metrics on port {port} of {host}: {error.strerror}",
+                "Choose another with --metrics-port, or 0 for a free one; metrics_host (variable "
+                "SHOAL_METRICS_HOST) must be an address of this computer.",
             ) from error
         yield listener

@@ -32,6 +32,7 @@ from node.control import serve_control
 from node.facade import Facade, RunningNode
 from node.faults import faults_from
 from node.identity import load_or_create_key, sole_use
+from node.invites import publish_invite, withdraw_invite
 from node.journal import FileJournal
 from node.logs import LOGGER, logging_to
 from node.metrics import Metrics
@@ -101,11 +102,13 @@ class Daemon:
 
     def _sidecar_options(self) -> SidecarOptions:
         config = self.loaded.config
+        host = config.announce_host
         return SidecarOptions(
             swarm=self.swarm,
             listen=(f"/ip4/{config.listen_host}/tcp/{config.dht_port}",),
+            announce=(f"/ip4/{host}/tcp/{config.dht_port}",) if host else (),
             bootstrap=self.invite.seeds if self.invite else (),
-            maps_port=config.listen_host != _LOOPBACK,
+            maps_port=config.listen_host != _LOOPBACK and host is None,
             peer_cache=self.paths.peers,
         )
 
@@ -119,7 +122,7 @@ class Daemon:
             nursery.start_soon(self._measure)
             served = await nursery.start(
                 serve_control, self.facade, self.metrics.exposition, self.paths.socket,
-                self.loaded.config.metrics_port,
+                self.loaded.config.metrics_port, self.loaded.config.metrics_host,
             )  # fmt: skip
             self.observer.event("metrics_served", url=served.metrics_url)
             # what the owner must mend is told at once, not when the swarm has been found
@@ -161,6 +164,7 @@ class Daemon:
             self.key, self.swarm, limits=frame_limits(manifest), observer=self.observer,
             deadlines=self.deadlines, heartbeat=self._heartbeat,
             on_heartbeat=self.registration.on_heartbeat, rng=self.rng,
+            announce_host=str(config.announce_host) if config.announce_host else None,
         )  # fmt: skip
         await nursery.start(network.run, [f"/ip4/{config.listen_host}/tcp/{config.listen_port}"])
         core = self._make_core(manifest, network, plan, corpus)
@@ -227,9 +231,7 @@ class Daemon:
             seeds=self.sidecar.addresses,
             nodes=tuple(network.addresses),
         )
-        draft = self.paths.invite.with_suffix(".new")
-        draft.write_text(invite.encode() + "\n")
-        draft.replace(self.paths.invite)
+        publish_invite(self.paths, self.loaded.config, invite)
 
     async def _measure(self) -> None:
         """Keep the gauges that no single event sets."""
@@ -237,6 +239,8 @@ class Daemon:
             running = self.facade.running
             if running is not None:
                 self.observer.gauge("peers", len(running.network.connected()))
+                leading = running.core.leading
+                self.observer.gauge("paused", float(bool(leading and leading.deserted_stages)))
                 state = running.core.ctx.state if running.core.ctx else None
                 if isinstance(state, TorchStageState):
                     self.observer.gauge("state_bytes", state.state_bytes)
@@ -298,6 +302,7 @@ def run_daemon(
     config = loaded.config
     with sole_use(paths), logging_to(paths.log, config.log_level):
         key = load_or_create_key(paths)
+        withdraw_invite(paths, config)  # one that a killed daemon left
         invite = Invite.decode(config.invite, time.time()) if config.invite else None
         signed = _known_manifest(paths, invite)
         daemon = Daemon(paths, loaded, key, environment, invite, signed)
@@ -309,7 +314,7 @@ def run_daemon(
                 LOGGER.error("daemon_failed", exc_info=group)
             raise cause from group
         finally:
-            paths.invite.unlink(missing_ok=True)
+            withdraw_invite(paths, config)
 
 
 def _known_manifest(paths: StatePaths, invite: Invite | None) -> SignedManifest | None:

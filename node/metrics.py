@@ -78,6 +78,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("queue_depth", "items", "Items that wait in each queue.", "queue"),
     _gauge("loop_lag_seconds", "seconds", "How late the event loop last woke up."),
     _gauge("sidecar_up", "boolean", "1 while the DHT side-car answers."),
+    _gauge("paused", "boolean", "1 while a stage has no living holder; authorities alone know it."),
     _gauge("registered", "boolean", "1 while another peer can read this node's record."),
     _gauge("update_norm", "norm", "L2 norm of the last update of this stage's weights."),
     _gauge("gradient_norm", "norm", "L2 norm of this stage's last averaged gradient."),

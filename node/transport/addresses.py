@@ -61,19 +61,26 @@ def _bind(sock: socket.socket, address: str | tuple[str, int], what: str) -> Non
         raise ResourceError(cause, hint) from error
 
 
-def dialable(listening: Iterable[Multiaddr], peer: PeerId) -> tuple[str, ...]:
-    """Return the addresses to publish: wildcards become interface addresses, loopback last."""
+def dialable(
+    listening: Iterable[Multiaddr], peer: PeerId, announced: str | None = None
+) -> tuple[str, ...]:
+    """Return the addresses to publish: wildcards become interface addresses, loopback last.
+
+    ``announced`` replaces every IPv4 address: the owner knows better, behind a forwarded port.
+    """
     found: list[tuple[bool, str]] = []
     for address in listening:
         ip, port = endpoint(str(address).partition("/p2p/")[0])
         family = "ip6" if ":" in ip else "ip4"
-        for real in _interfaces(family) if ipaddress.ip_address(ip).is_unspecified else [ip]:
+        for real in [announced] if announced and family == "ip4" else _reachable(ip, family):
             is_loopback = ipaddress.ip_address(real).is_loopback
             found.append((is_loopback, f"/{family}/{real}/tcp/{port}/p2p/{peer}"))
     return tuple(dict.fromkeys(address for _, address in sorted(found, key=lambda pair: pair[0])))
 
 
-def _interfaces(family: str) -> list[str]:
+def _reachable(ip: str, family: str) -> list[str]:
+    if not ipaddress.ip_address(ip).is_unspecified:
+        return [ip]
     wanted = socket.AF_INET6 if family == "ip6" else socket.AF_INET
     every = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
     # a link-local address (with its %scope) means nothing on another machine

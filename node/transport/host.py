@@ -64,11 +64,17 @@ class HardenedHost:
     """
 
     def __init__(
-        self, key: NodeKey, serve: Serve, deadlines: Deadlines, observer: Observer
+        self,
+        key: NodeKey,
+        serve: Serve,
+        deadlines: Deadlines,
+        observer: Observer,
+        announce_host: str | None = None,
     ) -> None:
         self.peer_id = key.peer_id
         self.addresses: tuple[str, ...] = ()
         self._serve, self._deadlines, self._observer = serve, deadlines, observer
+        self._announce_host = announce_host
         self._host = _make_host(key, deadlines)
         self.network = cast(Swarm, self._host.get_network())
         self.network.set_stream_handler(cast(StreamHandlerFn, self._take_stream))
@@ -92,7 +98,7 @@ class HardenedHost:
         ]
         if len(listening) < len(listen):
             raise ResourceError(f"cannot listen on all of {', '.join(listen)}")
-        return dialable(listening, self.peer_id)
+        return dialable(listening, self.peer_id, self._announce_host)
 
     async def _close(self) -> None:
         """Cut every connection, then let the library tidy up; it waits 0.2 s for each in turn."""

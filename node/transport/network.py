@@ -60,6 +60,7 @@ class Libp2pNetwork:
         bulk_credit_bytes: int = _BULK_CREDIT_BYTES,
         wall_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        announce_host: str | None = None,
     ) -> None:
         self.peer_id = key.peer_id
         self._deadlines = deadlines or Deadlines()
@@ -72,7 +73,9 @@ class Libp2pNetwork:
         self._codec = Codec(limits, CONTROL_CODES)
         greeter = Greeter(swarm, self._codec, wall_clock)
         self._reception = Reception(greeter, self._judge, self._begin, self._deadlines, observer)
-        self._host = HardenedHost(key, self._reception.serve, self._deadlines, observer)
+        self._host = HardenedHost(
+            key, self._reception.serve, self._deadlines, observer, announce_host
+        )
         self._book = AddressBook(self._deadlines.redial_backoff_s, rng or random.Random())  # noqa: S311
         self._dialler = Dialler(self._host, greeter, self._book, self._deadlines)
         self._sessions: dict[PeerId, Session] = {}

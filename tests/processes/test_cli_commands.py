@@ -209,6 +209,34 @@ def test_join_remembers_its_settings(shoal: Shoal) -> None:
         assert volunteer.wait(30) == 0
 
 
+def test_the_invite_may_come_from_a_file(shoal: Shoal, tmp_path: Path) -> None:
+    """As in a container: nobody types it, and who starts too early is told what to wait for."""
+    file = tmp_path / "invite"
+    shoal.set("SHOAL_INVITE_FILE", str(file))
+    early = shoal("join")
+    assert early.returncode == 2
+    assert f"there is no invite in {file}" in early.stderr
+    file.write_text(invite("a" * 64) + "\n")
+    with shoal.running("join") as volunteer:
+        read_until(volunteer, "starting: no stage yet")
+        volunteer.send_signal(signal.SIGTERM)
+        assert volunteer.wait(30) == 0
+    assert load_config(shoal.state / "config.toml").config.invite == invite("a" * 64)
+
+
+def test_a_flag_overrules_the_environment_of_the_daemon_too(shoal: Shoal) -> None:
+    shoal.set("SHOAL_THREADS", "1")
+    shoal.set("SHOAL_DHT_PORT", "4002")
+    with shoal.running("join", invite("a" * 64), "--threads", "3") as volunteer:
+        read_until(volunteer, "starting: no stage yet")
+        (daemon,) = psutil.Process(volunteer.pid).children()
+        seen = {n: v for n, v in daemon.environ().items() if n.startswith("SHOAL_")}
+        volunteer.send_signal(signal.SIGTERM)
+        assert volunteer.wait(30) == 0
+    assert "SHOAL_THREADS" not in seen
+    assert seen["SHOAL_DHT_PORT"] == "4002"
+
+
 @pytest.mark.parametrize(
     ("words", "cause"),
     [

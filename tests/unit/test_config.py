@@ -103,3 +103,25 @@ def test_a_bad_file_is_named(file: Path, content: bytes, cause: str) -> None:
 
 def test_deadlines_are_scaled() -> None:
     assert NodeConfig(deadlines_scale=2).deadlines.dial_s == 2 * NodeConfig().deadlines.dial_s
+
+
+def test_an_announced_host_needs_ports_that_are_known_beforehand(file: Path) -> None:
+    with pytest.raises(ConfigError, match="announce_host needs listen_port and dht_port"):
+        load_config(file, {"announce_host": "192.0.2.7", "listen_port": 4001})
+    config = load_config(
+        file, {"announce_host": "192.0.2.7", "listen_port": 4001, "dht_port": 4002}
+    ).config
+    assert str(config.announce_host) == "192.0.2.7"
+
+
+@pytest.mark.parametrize("name", ["announce_host", "metrics_host"])
+def test_hosts_are_addresses(file: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        load_config(file, {name: "example.org"})
+
+
+def test_hosts_and_files_survive_a_restart(file: Path) -> None:
+    flags = {"metrics_host": "0.0.0.0", "invite_file": Path("/invite/invite")}
+    write_config(file, load_config(file, flags).config)
+    config = load_config(file).config
+    assert (str(config.metrics_host), config.invite_file) == ("0.0.0.0", Path("/invite/invite"))

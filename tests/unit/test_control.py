@@ -6,6 +6,8 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
@@ -131,6 +133,27 @@ async def test_metrics_are_on_loopback_and_read_only(tmp_path: Path) -> None:
         assert answer.headers["content-type"].startswith("text/plain")
         assert (await fetch(addresses.metrics_url, "POST")).status_code == 405
         assert (await fetch(addresses.metrics_url.replace("metrics", "status"))).status_code == 404
+
+
+async def test_metrics_are_served_where_the_owner_says(tmp_path: Path) -> None:
+    """A container's Prometheus lives on another address; the control API stays where it is."""
+    async with trio.open_nursery() as nursery:
+        addresses: ControlAddresses = await nursery.start(
+            partial(serve_control, metrics_host=IPv4Address("127.0.0.2")),
+            FakeNode(), Metrics().exposition, StatePaths(tmp_path).socket,
+        )  # fmt: skip
+        assert addresses.metrics_url.startswith("http://127.0.0.2:")
+        assert "shoal_step" in (await fetch(addresses.metrics_url)).text
+        with pytest.raises(httpx.ConnectError):
+            await fetch(addresses.metrics_url.replace("127.0.0.2", "127.0.0.1"))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_host_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    foreign = IPv4Address("192.0.2.1")
+    with pytest.raises(ResourceError, match=r"of 192\.0\.2\.1") as caught:
+        await serve_control(FakeNode(), bytes, StatePaths(tmp_path).socket, metrics_host=foreign)
+    assert "SHOAL_METRICS_HOST" in caught.value.hint
 
 
 async def test_cancellation_does_not_wait_for_an_idle_client(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ EXPOSED = {
     "shoal_peers",
     "shoal_progress_age_seconds",
     "shoal_queue_depth",
+    "shoal_paused",
     "shoal_registered",
     "shoal_seconds_total",
     "shoal_sidecar_restarts_total",
