@@ -66,6 +66,10 @@ class Network(Protocol):
         """Learn where a peer listens (from its signed record)."""
         ...
 
+    def expect(self, peers: Collection[PeerId]) -> None:
+        """The peers that the swarm counts on: no stranger may take their place."""
+        ...
+
     def connected(self) -> Collection[PeerId]:
         """The peers whose session is up now."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -20,6 +20,8 @@ from protocol.messages import Lane as LaneName
 
 LANES: tuple[LaneName, ...] = ("control", "bulk")
 
+# Records cost nothing to make: beyond these the addresses that were told longest ago are forgotten.
+MOST_KNOWN = 4096
 # The pause doubles with each failure up to this multiple of ``redial_backoff_s``.
 _MAX_DOUBLINGS = 3
 
@@ -48,12 +50,23 @@ class AddressBook:
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._failures: dict[PeerId, int] = {}
         self._not_before: dict[PeerId, float] = {}
+        self._pinned: frozenset[PeerId] = frozenset()
+
+    def pin(self, peers: Collection[PeerId]) -> None:
+        """Never forget these."""
+        self._pinned = frozenset(peers)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Replace what is known; another set of addresses may be tried at once."""
-        if set(addresses) != set(self._addresses.get(peer, ())):
-            self._addresses[peer] = tuple(addresses)
+        known = self._addresses.pop(peer, ())
+        is_news = set(addresses) != set(known)
+        self._addresses[peer] = tuple(addresses) if is_news else known
+        if is_news:
             self._forget_failures(peer)
+        if len(self._addresses) > MOST_KNOWN + len(self._pinned):
+            oldest = next(known for known in self._addresses if known not in self._pinned)
+            del self._addresses[oldest]
+            self._forget_failures(oldest)
 
     def of(self, peer: PeerId) -> tuple[str, ...]:
         """The addresses to try, in order."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from math import ceil
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from multiaddr import Multiaddr
 
 from node.transport.addresses import dialable, ports_held
+from node.transport.allowance import Door
 from node.transport.muxer import Muxer, MuxerSelector
 from node.transport.shield import shielded
 from node.transport.stream import MuxedStream
@@ -79,7 +80,9 @@ class HardenedHost:
         self.network = cast(Swarm, self._host.get_network())
         self.network.set_stream_handler(cast(StreamHandlerFn, self._take_stream))
         vars(self.network)["_do_handle_inbound_connection"] = self._take_connection
-        self._handshakes = trio.CapacityLimiter(MAX_HANDSHAKES)
+        # oldest first: an honest handshake takes a moment
+        self._handshakes: dict[int, trio.CancelScope] = {}
+        self._door = Door()
 
     @asynccontextmanager
     async def running(self, listen: Sequence[str]) -> AsyncIterator[None]:
@@ -116,31 +119,39 @@ class HardenedHost:
         self, stream: ReadWriteCloser, address: Multiaddr, _event: object
     ) -> None:
         """Hold the inbound slot for as long as the connection lives, and no longer."""
-        try:
-            self._handshakes.acquire_on_behalf_of_nowait(stream)
-        except trio.WouldBlock:
+        remote = stream.get_remote_address()
+        if remote is None or not self._door.lets_in(remote[0]):
             self._observer.count("errors", code=ResourceError.code)
             with trio.move_on_after(self._deadlines.negotiate_s):
                 await stream.close()
             return
-        try:
-            muxer = await self._upgrade(_BoundedConnection(stream, False), address)
-        finally:
-            self._handshakes.release_on_behalf_of(stream)
+        muxer = await self._upgrade(_BoundedConnection(stream, False), address)
         if muxer is not None:
             await self._keep(muxer)
 
     async def _upgrade(self, raw: RawConnection, address: Multiaddr) -> Muxer | None:
-        try:
-            with trio.fail_after(self._deadlines.negotiate_s):
-                muxer = cast(Muxer, await self.network.upgrade_inbound_raw_conn(raw, address))
-        except STRANGER_FAULTS:
+        muxer = None
+        with suppress(*STRANGER_FAULTS), self._handshake():
+            muxer = cast(Muxer, await self.network.upgrade_inbound_raw_conn(raw, address))
+        if muxer is None:
             self._observer.count("errors", code=ProtocolViolation.code)
             with shielded(self._deadlines.negotiate_s):
                 await raw.close()
             return None
         tune(muxer, self._deadlines)
         return muxer
+
+    @contextmanager
+    def _handshake(self) -> Iterator[None]:
+        """Limit a handshake's time; when there are too many at once, the oldest one ends."""
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            self._handshakes.pop(next(iter(self._handshakes))).cancel()
+        with trio.move_on_after(self._deadlines.negotiate_s) as scope:
+            self._handshakes[id(scope)] = scope
+            try:
+                yield
+            finally:
+                self._handshakes.pop(id(scope), None)
 
     async def _keep(self, muxer: Muxer) -> None:
         connections = self.network.connections.get(muxer.peer_id, [])

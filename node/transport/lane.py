@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import trio
 from pydantic import BaseModel
 
+from node.transport.allowance import Allowance
 from node.transport.control import CONTROL_CODES, Ack, ControlFrame
 from node.transport.shield import shielded
 from node.transport.stream import MuxedStream
@@ -61,8 +62,9 @@ class Lane:
         codec: Codec,
         credit_bytes: int,
         observer: Observer,
+        allowance: Allowance,
     ) -> None:
-        self.name = name
+        self.name, self._allowance = name, allowance
         self.stream, self._codec, self._observer = stream, codec, observer
         self._credit_bytes = credit_bytes
         self.bytes_in = self.bytes_out = 0
@@ -158,6 +160,8 @@ class Lane:
         frame = parcel.frame
         await self.stream.write_buffers(frame.buffers(parcel.sequence, self._num_acknowledged))
         parcel.written.set()
+        if parcel.is_counted:
+            self._allowance.earn()
         self.bytes_out += frame.num_bytes
         self._count(frame.kind, frame.num_bytes, "out")
 
@@ -180,6 +184,7 @@ class Lane:
             self._take(prefix, opened.message, tensors, on_control)
 
     def _check(self, prefix: Prefix) -> None:
+        self._allowance.take(prefix)
         is_control = prefix.code in CONTROL_CODES
         if prefix.sequence != (0 if is_control else self._num_received + 1):
             raise ProtocolViolation(f"frame {prefix.sequence} follows frame {self._num_received}")

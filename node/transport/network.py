@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from node.transport.allowance import Allowances
 from node.transport.control import CONTROL_CODES, Refusal
 from node.transport.dialling import AddressBook, Dial, Dialler, Meeting
 from node.transport.greeting import CLOCK_WARN_S, Greeter
@@ -78,12 +80,14 @@ class Libp2pNetwork:
         )
         self._book = AddressBook(self._deadlines.redial_backoff_s, rng or random.Random())  # noqa: S311
         self._dialler = Dialler(self._host, greeter, self._book, self._deadlines)
+        self._allowances = Allowances()
         self._sessions: dict[PeerId, Session] = {}
         self._dials: dict[PeerId, Dial] = {}
         # no buffer: an event counts as taken when the core takes it
         self._events, self.events = trio.open_memory_channel[Envelope | PeerChange](0)
+        # one job for each dial and each session: what bounds those bounds this
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](
-            MAX_SESSIONS
+            math.inf
         )
 
     @asynccontextmanager
@@ -132,6 +136,11 @@ class Libp2pNetwork:
     def introduce(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Learn where a peer listens (from its signed record)."""
         self._book.learn(peer, addresses)
+
+    def expect(self, peers: Collection[PeerId]) -> None:
+        """These peers are let in even if strangers hold all sessions, and may send more."""
+        self._allowances.expect(peers)
+        self._book.pin(peers)
 
     def connected(self) -> Collection[PeerId]:
         """The peers whose session is up now."""
@@ -208,7 +217,7 @@ class Libp2pNetwork:
 
     def _judge(self, peer: PeerId) -> Refusal | None:
         """Decide whether a peer that dials us may: one of two simultaneous dials must yield."""
-        if peer not in self._sessions and len(self._sessions) >= MAX_SESSIONS:
+        if not self._has_room_for(peer) or not self._allowances.of(peer).begin_session():
             return "full"
         dial = self._dials.get(peer)
         if dial is not None:
@@ -218,13 +227,23 @@ class Libp2pNetwork:
             dial.scope.cancel()
         return None
 
+    def _has_room_for(self, peer: PeerId) -> bool:
+        """Strangers get ``MAX_SESSIONS``, those in the making included; who is expected gets in."""
+        known = {*self._sessions, *self._reception.peers}
+        if peer in known or self._allowances.is_expected(peer):
+            return True
+        return sum(not self._allowances.is_expected(p) for p in known) < MAX_SESSIONS
+
     def _begin(self, meeting: Meeting) -> None:
         """Turn two greeted streams into the session with their peer; an older one ends."""
         lanes: dict[LaneName, Lane] = {}
         for name, stream in meeting.streams.items():
             stream.conn.adopted.set()
             stream.widen(_WINDOW_BYTES)
-            lanes[name] = Lane(name, stream, self._codec, self._credit[name], self._observer)
+            lanes[name] = Lane(
+                name, stream, self._codec, self._credit[name], self._observer,
+                self._allowances.of(meeting.peer),
+            )  # fmt: skip
         session = Session(
             meeting.peer,
             lanes,

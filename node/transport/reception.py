@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import trio
@@ -66,6 +66,11 @@ class Reception:
         else:
             await self._await_bulk(peer, half)
         await stream.conn.event_closed.wait()
+
+    @property
+    def peers(self) -> Collection[PeerId]:
+        """Those that are making a session with us."""
+        return self._halves.keys()
 
     def pending(self, peer: PeerId) -> trio.Event | None:
         """While the peer is making a session with us: what is set when it has one or gave up."""

@@ -74,6 +74,9 @@ class SimulatedNetwork:
         if address_of(peer) in addresses:
             self._known.add(peer)
 
+    def expect(self, peers: Collection[PeerId]) -> None:
+        """There is room for everybody here."""
+
     def connected(self) -> Collection[PeerId]:
         """The peers whose session is up, oldest first."""
         return list(self._sessions)

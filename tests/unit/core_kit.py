@@ -59,6 +59,9 @@ class FakeNetwork:
     def rtt_s(self, peer: PeerId) -> float | None:
         return None
 
+    def expect(self, peers: object) -> None:
+        pass
+
     def connected(self) -> list[PeerId]:
         return []
 

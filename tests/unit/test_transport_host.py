@@ -130,21 +130,48 @@ async def test_a_failed_negotiation_is_counted_and_ends_its_stream_only():
         assert not muxer.event_closed.is_set()
 
 
-async def test_a_connection_beyond_the_limit_of_handshakes_is_refused(
+async def test_beyond_the_limit_of_handshakes_the_oldest_gives_way(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    """Whoever lets its handshake hang makes room for a stranger who does not."""
     monkeypatch.setattr("node.transport.host.MAX_HANDSHAKES", 2)
     async with (
         hosting(1) as (host, observer),
+        hosting(2) as (guest, _),
         await knock(host) as first,
         await knock(host) as other,
     ):
         for stream in (first, other):
             await receive(stream, 1)  # it waits for the rest of their handshakes
-        async with await knock(host) as third:
-            with trio.fail_after(QUICK.negotiate_s):
-                await _closed(third)
-        assert observer.counts == {("errors", ResourceError.code): 1}
+        with trio.fail_after(QUICK.negotiate_s):
+            assert await guest.connect(host.peer_id, host.addresses[0])
+            await _closed(first)
+        assert observer.counts == {("errors", ProtocolViolation.code): 1}
+
+
+async def test_a_handshake_byte_by_byte_ends_at_its_deadline():
+    async with hosting(1) as (host, observer), await knock(host) as stream:
+        with trio.fail_after(3 * QUICK.negotiate_s), suppress(trio.BrokenResourceError):
+            for byte in b"\x13/multistream/1.0.0\n" * 100:
+                await stream.send_all(bytes([byte]))
+                await trio.sleep(QUICK.negotiate_s / 20)
+        assert observer.counts == {("errors", ProtocolViolation.code): 1}
+
+
+async def test_an_address_that_connects_on_and_on_is_turned_away_unheard(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("node.transport.allowance.CONNECTION_BURST", 3.0)
+    monkeypatch.setattr("node.transport.allowance.CONNECTION_RATE", 0.001)
+    async with hosting(1) as (host, observer):
+        for number in range(6):
+            async with await knock(host) as stream:
+                if number < 3:
+                    await receive(stream, 1)
+                    continue
+                with trio.fail_after(QUICK.negotiate_s):
+                    await _closed(stream)
+        assert observer.counts["errors", ResourceError.code] == 3
 
 
 async def test_a_connection_beyond_the_limit_of_its_peer_is_refused():

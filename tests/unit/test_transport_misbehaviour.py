@@ -32,11 +32,13 @@ from test_transport_network import (
 )
 
 from node.transport import Libp2pNetwork
+from node.transport.allowance import STRANGER_RATE
 from node.transport.control import CONTROL_CODES, Ack
 from node.transport.dialling import AddressBook, Dial, Dialler
 from node.transport.greeting import Greeter
 from node.transport.host import HardenedHost
 from node.transport.stream import MuxedStream
+from protocol.errors import PeerGone
 from protocol.keys import PeerId
 from protocol.messages import Assign
 from protocol.ports import Envelope, PeerChange
@@ -130,6 +132,99 @@ async def test_a_flood_beyond_the_credit_is_cut_off():
         assert sent < 40 << 20
         received = observer.counts["bytes", "forward", "in"]
         assert received <= credit
+
+
+async def test_a_flood_of_small_frames_costs_a_stranger_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The core takes everything, so no credit bounds it; what is read in all does."""
+    monkeypatch.setattr("node.transport.allowance.STRANGER_BURST", 500.0)
+    observer, peer = Recorder(), key(9).peer_id
+    a, b = network(1, observer=observer), network(2)
+    async with running(a, b), attacker(a) as streams, trio.open_nursery() as nursery:
+        a.expect([b.peer_id])
+        assert (await next_change(a)).is_up
+        nursery.start_soon(flood, streams["control"])
+        heard: list[Envelope | PeerChange] = []
+        began = trio.current_time()
+        nursery.start_soon(drain, a, heard)
+        with trio.fail_after(20):
+            while peer in a.connected():
+                await trio.sleep(0.02)
+        assert observer.counts["errors", "protocol_violation"] == 1
+        assert len(heard) <= 500 + STRANGER_RATE * (trio.current_time() - began)
+        await b.send(a.peer_id, Assign(step=1, stage=1))  # and nobody else notices
+        nursery.cancel_scope.cancel()
+
+
+async def flood(stream: MuxedStream) -> None:
+    with suppress(Exception):  # whatever the muxer says when it is cut off
+        for sequence in range(1, 100_000):
+            await stream.write_buffers([frame(Assign(step=1, stage=1), sequence=sequence)])
+
+
+async def test_who_spent_what_it_may_gets_no_new_session():
+    a, flooder = network(1), network(2)
+    async with running(a, flooder):
+        a.expect([])
+        while a._allowances.of(flooder.peer_id).begin_session():
+            pass
+        with pytest.raises(PeerGone, match="takes no more sessions"):
+            await flooder.send(a.peer_id, Assign(step=1, stage=1))
+
+
+async def test_strangers_leave_room_for_whom_the_swarm_counts_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("node.transport.network.MAX_SESSIONS", 1)
+    a, member, stranger = network(1), network(2), network(3)
+    async with running(a, member, stranger), attacker(a):
+        a.expect([member.peer_id])
+        assert (await next_change(a)).is_up
+        with pytest.raises(PeerGone, match="takes no more sessions"):
+            await stranger.send(a.peer_id, Assign(step=1, stage=1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, member, a.peer_id, Assign(step=1, stage=1))
+            assert (await next_message(a)).sender == member.peer_id
+
+
+async def test_sessions_in_the_making_count_too(monkeypatch: pytest.MonkeyPatch):
+    """Otherwise a thousand strangers greet first and then all come in at once."""
+    monkeypatch.setattr("node.transport.network.MAX_SESSIONS", 2)
+    a = network(1)
+    async with running(a):
+        a.expect([])
+        a._reception._halves |= {key(n).peer_id: None for n in (7, 8)}  # type: ignore[misc]
+        assert a._judge(key(9).peer_id) == "full"
+        assert a._judge(key(8).peer_id) is None
+
+
+SLOW = {
+    "a prefix": ("control", frame(Assign(step=1, stage=1))[:-1], 1),
+    "a header": ("control", raw(header=60_000) + bytes(59_000), 1),
+    "a payload": ("bulk", frame(forward(), torch.zeros(1 << 16)), 16),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_a_frame_byte_by_byte_holds_nothing_else_up(name: str):
+    """It keeps a session and the memory of one frame, and no more, for as long as it likes."""
+    a, b = network(1), network(2)
+    lane, data, size = SLOW[name]
+    async with running(a, b), attacker(a) as streams, trio.open_nursery() as nursery:
+        assert (await next_change(a)).is_up
+        nursery.start_soon(drip, streams[lane], data, size)
+        await trio.sleep(0.3)
+        nursery.start_soon(post, b, a.peer_id, Assign(step=1, stage=1))
+        assert (await next_message(a)).sender == b.peer_id
+        nursery.cancel_scope.cancel()
+
+
+async def drip(stream: MuxedStream, data: bytes, size: int) -> None:
+    with suppress(Exception):
+        for at in range(0, len(data), size):
+            await stream.write_buffers([data[at : at + size]])
+            await trio.sleep(0.005)
 
 
 async def test_a_peer_that_only_greets_is_dropped_for_its_silence():
