@@ -136,6 +136,7 @@ class Failure(Packet):
 
 Request = Start | Publish | Confirm | Lookup | StoreManifest | FetchManifest | Ping
 Reply = Pong | Stored | Confirmed | Records | ManifestText | Failure
+_CALL: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True)])
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="reply")])
 
@@ -167,7 +168,7 @@ class Decoder:
         while (body := self._next_body()) is not None:
             try:
                 call, packet = msgpack.unpackb(body)
-                yield int(call), kinds.validate_python(packet)
+                yield _CALL.validate_python(call), kinds.validate_python(packet)
             except (ValueError, TypeError, ValidationError, msgpack.UnpackException) as error:
                 raise SidecarError("the side-car's channel carries nonsense") from error
 
