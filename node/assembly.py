@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from random import Random
 
 import psutil
 
 from node.config import NodeConfig
+from node.sidecar.averager import HivemindReducer, ReducerOptions
+from protocol.averaging import AgreedAverager, Averager, exact_averager
 from protocol.core.transfer import CHUNK_BYTES
 from protocol.errors import ConfigError, ResourceError
 from protocol.manifest import Manifest
-from protocol.ports import StageState
+from protocol.ports import Network, Observer, StageState
 from protocol.wire import Limits
 from stages.block_stage import TorchBlockStage
 from stages.data import Corpus, load_corpus
@@ -81,6 +84,25 @@ def make_stages(
         return TorchBlockStage(manifest, stage, recompute=plan.recompute, device=config.device)
 
     return make
+
+
+def make_averager(
+    manifest: Manifest,
+    config: NodeConfig,
+    network: Network,
+    observer: Observer,
+    rng: Random,
+    start: Callable[[Callable[[], Awaitable[None]]], None],
+) -> Averager:
+    """Return what adds up the gradients of a stage; ``start`` runs what it needs beside it."""
+    if manifest.averaging == "exact":
+        return exact_averager(manifest, network, config.deadlines)
+    options = ReducerOptions(
+        listen=(f"/ip4/{config.listen_host}/tcp/0",), maps_port=config.listen_host != "127.0.0.1"
+    )
+    reducer = HivemindReducer(options, config.deadlines, observer, rng)
+    start(reducer.run)
+    return AgreedAverager(network, config.deadlines, reducer, observer)
 
 
 def read_corpus(manifest: Manifest, config: NodeConfig) -> Corpus | None:

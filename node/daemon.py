@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from node.assembly import Plan, frame_limits, make_stages, plan_memory, read_corpus
+from node.assembly import (
+    Plan,
+    frame_limits,
+    make_averager,
+    make_stages,
+    plan_memory,
+    read_corpus,
+)
 from node.compute import ThreadRunner, use_threads
 from node.config import LoadedConfig
 from node.control import serve_control
@@ -44,6 +51,7 @@ from node.sidecar.supervisor import Sidecar, SidecarOptions
 from node.transport.network import Libp2pNetwork
 from node.transport.session import Heartbeat
 from node.watchdog import Progress, watch
+from protocol.averaging import Averager
 from protocol.core import NodeCore, NodeSettings
 from protocol.errors import ConfigError, ShoalError
 from protocol.invite import Invite
@@ -167,7 +175,10 @@ class Daemon:
             announce_host=str(config.announce_host) if config.announce_host else None,
         )  # fmt: skip
         await nursery.start(network.run, [f"/ip4/{config.listen_host}/tcp/{config.listen_port}"])
-        core = self._make_core(manifest, network, plan, corpus)
+        averager = make_averager(
+            manifest, config, network, self.observer, self.rng, nursery.start_soon
+        )
+        core = self._make_core(manifest, network, plan, corpus, averager)
         self.facade.running = RunningNode(manifest, network, core, corpus)
         nursery.start_soon(
             self.registration.watch, lambda: bool(network.connected()), self.sidecar.restart
@@ -187,13 +198,19 @@ class Daemon:
                 await self._save(core, manifest)
 
     def _make_core(
-        self, manifest: Manifest, network: Libp2pNetwork, plan: Plan, corpus: Corpus | None
+        self,
+        manifest: Manifest,
+        network: Libp2pNetwork,
+        plan: Plan,
+        corpus: Corpus | None,
+        averager: Averager,
     ) -> NodeCore:
         config = self.loaded.config
         return NodeCore(
             self.key,
             manifest,
             network=network,
+            averager=averager,
             registry=self.registry,
             runner=ThreadRunner(self.observer),
             make_stage=make_stages(manifest, config, plan, corpus),

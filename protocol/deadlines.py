@@ -15,6 +15,9 @@ NESTED: tuple[tuple[str, str], ...] = (
     ("delivery_s", "write_stall_s"),
     ("request_s", "delivery_s"),
     ("averaging_s", "request_s"),
+    ("request_s", "allreduce_s"),
+    ("allreduce_s", "session_silence_s"),
+    ("matchmaking_s", "write_stall_s"),
     ("flow_s", "delivery_s"),
     ("step_stall_s", "averaging_s"),
     ("sidecar_start_s", "sidecar_call_s"),
@@ -46,6 +49,8 @@ class Deadlines(BaseModel):
     discovery_rest_s: PositiveFloat = 8.0
     flow_s: PositiveFloat = 60.0
     averaging_s: PositiveFloat = 40.0
+    matchmaking_s: PositiveFloat = 8.0
+    allreduce_s: PositiveFloat = 20.0
     step_stall_s: PositiveFloat = 120.0
     admission_hold_s: PositiveFloat = 60.0
     leadership_s: PositiveFloat = 10.0

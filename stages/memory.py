@@ -37,7 +37,8 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
 
     Weights and moments twice (old and new), a sum, its average and the gradient under way for
     the update, and for each microbatch a weight gradient and kept activations. Sums by slot keep
-    a gradient per slot: in the worst case the last holder of the stage has them all.
+    a gradient per slot: in the worst case the last holder of the stage has them all. hivemind's
+    average goes through a packed copy, the shared buffer and the side-car's parts under way.
     """
     model, num_tokens = manifest.model, manifest.training.microbatch * manifest.model.context
     flat = _FLOAT_BYTES * stage_layout(manifest, stage).num_elements
@@ -49,4 +50,5 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
         num_layers = len(manifest.pipeline.layers_of(stage, model.layers))
         transient = (num_layers if recompute else 1) * block_activation_bytes(model, num_tokens)
     num_sums = manifest.training.quota if manifest.training.sums == "slots" else 1
-    return (num_states + num_sums + 2) * flat + capacity * per_work + transient
+    num_scratch = 5 if manifest.averaging == "hivemind" else 0
+    return (num_states + num_sums + num_scratch + 2) * flat + capacity * per_work + transient

@@ -86,6 +86,33 @@ class Ping(Packet):
     op: Literal["ping"] = "ping"
 
 
+# --- requests to the averager's process ------------------------------------------------------
+
+
+class StartAverager(Packet):
+    """The first request: start hivemind's DHT for the averager. ``folder`` is as in Start."""
+
+    op: Literal["start_averager"] = "start_averager"
+    folder: str
+    listen: tuple[str, ...]
+    maps_port: bool
+    start_s: PositiveFloat
+
+
+class Average(Packet):
+    """Average the fp32 numbers in the file ``buffer``, in place, with the others of ``group``."""
+
+    op: Literal["average"] = "average"
+    buffer: str
+    num_elements: int
+    group: str
+    peers: tuple[str, ...]
+    num_members: int
+    matchmaking_s: PositiveFloat
+    allreduce_s: PositiveFloat
+    silence_s: PositiveFloat
+
+
 # --- replies of the side-car -----------------------------------------------------------------
 
 
@@ -127,6 +154,20 @@ class ManifestText(Packet):
     text: str | None
 
 
+class AveragerUp(Packet):
+    """Where other members' averagers reach this one (full multiaddrs)."""
+
+    reply: Literal["averager_up"] = "averager_up"
+    addresses: tuple[str, ...]
+
+
+class Averaged(Packet):
+    """What hivemind takes for success; how many members it had."""
+
+    reply: Literal["averaged"] = "averaged"
+    num_members: int
+
+
 class Failure(Packet):
     """The request failed; the side-car goes on."""
 
@@ -135,9 +176,13 @@ class Failure(Packet):
 
 
 Request = Start | Publish | Confirm | Lookup | StoreManifest | FetchManifest | Ping
-Reply = Pong | Stored | Confirmed | Records | ManifestText | Failure
+AveragerRequest = StartAverager | Average
+Reply = Pong | Stored | Confirmed | Records | ManifestText | AveragerUp | Averaged | Failure
 _CALL: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True)])
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
+_AVERAGER_REQUEST: TypeAdapter[AveragerRequest] = TypeAdapter(
+    Annotated[AveragerRequest, Field(discriminator="op")]
+)
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="reply")])
 
 
@@ -158,6 +203,10 @@ class Decoder:
     def requests(self, data: bytes) -> Iterator[tuple[int, Request]]:
         """Yield the requests that ``data`` completes."""
         yield from self._packets(data, _REQUEST)
+
+    def averager_requests(self, data: bytes) -> Iterator[tuple[int, AveragerRequest]]:
+        """Yield the requests to an averager that ``data`` completes."""
+        yield from self._packets(data, _AVERAGER_REQUEST)
 
     def replies(self, data: bytes) -> Iterator[tuple[int, Reply]]:
         """Yield the replies that ``data`` completes."""

@@ -35,14 +35,14 @@ class Link:
         self._is_killed = False
 
     @classmethod
-    async def open(cls) -> Link:
+    async def open(cls, program: str = "node.sidecar.child") -> Link:
         """Start the child in a session and process group of its own.
 
         Ctrl-C in the terminal then reaches the daemon alone, and p2pd can be killed by group.
         ``-P`` keeps a folder ``node`` of the current directory from being run instead of ours.
         """
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", "node.sidecar.child"],
+            [sys.executable, "-P", "-m", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -31,7 +31,7 @@ from protocol.deadlines import Deadlines
 from protocol.errors import AveragingFailed, PeerError, SidecarError
 from protocol.keys import PeerId
 from protocol.messages import AverageReport, ReduceResult
-from protocol.ports import Envelope, Network
+from protocol.ports import Envelope, Network, Observer
 
 # Of a shard's largest number. Rounding differs by about 1e-7; a lost microbatch by far more.
 AGREEMENT = 1e-4
@@ -44,7 +44,9 @@ class GroupReducer(Protocol):
         """Return where other members' reducers reach this one, once it is up."""
         ...
 
-    async def reduce(self, values: torch.Tensor, group: str, peers: Sequence[str]) -> None:
+    async def reduce(
+        self, values: torch.Tensor, group: str, peers: Sequence[str], num_members: int
+    ) -> None:
         """Replace ``values`` by the mean over the group; raise SidecarError if that fails.
 
         ``group`` is the same text at all of ``peers`` (addresses, this one's included). Whoever
@@ -154,8 +156,11 @@ class AgreedRound:
 class AgreedAverager:
     """The Averager over a reducer of the stage's members."""
 
-    def __init__(self, network: Network, deadlines: Deadlines, reducer: GroupReducer) -> None:
+    def __init__(
+        self, network: Network, deadlines: Deadlines, reducer: GroupReducer, observer: Observer
+    ) -> None:
         self._network, self._deadlines, self._reducer = network, deadlines, reducer
+        self._observer = observer
         self._current: AgreedRound | None = None
         self._early: dict[PeerId, AverageReport] = {}
         self._changed = trio.Event()
@@ -192,9 +197,13 @@ class AgreedAverager:
                 self._hear(rule, envelope.sender, message)
             else:
                 self._early[envelope.sender] = message  # the latest: it is said again and again
-        elif isinstance(message, ReduceResult) and rule is not None:
-            if _belongs(message, rule.round) and len(envelope.tensors) == 1:
-                self._take_shard(rule, envelope.sender, envelope.tensors[0])
+        elif (
+            isinstance(message, ReduceResult)
+            and rule is not None
+            and _belongs(message, rule.round)
+            and len(envelope.tensors) == 1
+        ):
+            self._take_shard(rule, envelope.sender, envelope.tensors[0])
 
     def _hear(self, rule: AgreedRound, sender: PeerId, report: AverageReport) -> None:
         if sender in rule.others and _belongs(report, rule.round):
@@ -247,6 +256,7 @@ class AgreedAverager:
         if sentinels.is_mean_of(packed, nonces):
             found = sentinels.unpack(packed, rule.length, len(rule.round.members))
         if found is None:
+            self._tell(SidecarError("the reducer took a mixture for an average"))
             self._reducer.renew()
             return None
         rule.is_complete = True
@@ -267,15 +277,21 @@ class AgreedAverager:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_overtaken, rule, nursery.cancel_scope)
             try:
-                await self._reducer.reduce(packed, rule.group_of(peers), peers)
+                group, num_members = rule.group_of(peers), len(rule.round.members)
+                await self._reducer.reduce(packed, group, peers, num_members)
                 is_done = True
-            except SidecarError:
-                pass  # counted and told by the reducer's owner; the next try begins
+            except SidecarError as error:
+                self._tell(error)
             finally:
                 if not is_done:
                     self._reducer.renew()
             nursery.cancel_scope.cancel()
         return is_done
+
+    def _tell(self, error: SidecarError) -> None:
+        """The next try begins."""
+        self._observer.count("errors", code=error.code)
+        self._observer.event("averaging_repeated", code=error.code, cause=error.cause)
 
     async def _cancel_when_overtaken(self, rule: AgreedRound, scope: trio.CancelScope) -> None:
         while not rule.is_overtaken:

@@ -192,7 +192,7 @@ class Manifest(Spec):
     pipeline: PipelineSpec
     training: TrainingSpec
     data: DataSpec = DataSpec()
-    averaging: Literal["exact"] = "exact"
+    averaging: Literal["exact", "hivemind"] = "exact"
 
     @model_validator(mode="before")
     @classmethod
@@ -205,6 +205,8 @@ class Manifest(Spec):
     def _parts_agree(self) -> Manifest:
         if len(set(self.authorities)) != len(self.authorities):
             raise ValueError("an authority is named twice")
+        if self.training.sums == "slots" and self.averaging != "exact":
+            raise ValueError("sums by slot need exact averaging")
         self.pipeline.check(self.model.layers)
         return self
 

@@ -9,6 +9,18 @@ import signal
 import threading
 
 
+def take_pipes() -> tuple[int, int, Lifeline]:
+    """Return the daemon's pipes (requests, replies) under other numbers, and hang on to them."""
+    requests, replies = os.dup(0), os.dup(1)
+    lifeline = Lifeline(requests)
+    lifeline.start()
+    # Libraries and p2pd must neither write between our frames nor hold our pipe open.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return requests, replies, lifeline
+
+
 class Lifeline:
     """Waits in a thread of its own, because a busy event loop would not notice the end."""
 
