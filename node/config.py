@@ -50,6 +50,9 @@ class NodeConfig(BaseSettings):
     metrics_host: IPv4Address = IPv4Address("127.0.0.1")
     metrics_port: Port = 0
     invite_file: Path | None = None  # the organiser also writes the invite there, others read it
+    snapshot_steps: Annotated[int, Field(ge=0)] = 10  # 0: none; 1: each before it is promised
+    snapshots_kept: Annotated[int, Field(ge=1, le=1000)] = 2
+    snapshot_quota_bytes: ByteSize | None = None  # None: what the disk has
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     deadlines_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
 

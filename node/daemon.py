@@ -48,6 +48,7 @@ from node.paths import StatePaths
 from node.registration import Registration
 from node.sidecar.registry import SidecarRegistry
 from node.sidecar.supervisor import Sidecar, SidecarOptions
+from node.snapshots import FileSnapshots
 from node.transport.network import Libp2pNetwork
 from node.transport.session import Heartbeat
 from node.watchdog import Progress, watch
@@ -195,6 +196,7 @@ class Daemon:
             limit = trio.CancelScope(deadline=trio.current_time() + self.deadlines.control_s)
             limit.shield = True  # also who is stopped at once keeps what was learnt
             with limit:
+                await core.save()
                 await self._save(core, manifest)
 
     def _make_core(
@@ -225,6 +227,10 @@ class Daemon:
                 addresses=lambda: tuple(network.addresses),
                 sidecar_id=self.sidecar.peer_id,
                 wall_clock=time.time,
+                snapshot_steps=config.snapshot_steps,
+            ),
+            snapshots=FileSnapshots(
+                self.paths.snapshots, config.snapshots_kept, config.snapshot_quota_bytes
             ),
         )
 

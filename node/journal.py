@@ -1,7 +1,8 @@
 """The node's durable memory: an authority's ballot, and one line per decision and per step.
 
-The lines are for people and tests, no node reads them again: of each kind, the last
-``MAX_FILE_BYTES`` to twice as many are kept, the older half in a file of its own.
+The lines are for people and tests; a node reads of them only what it decided last, when it starts.
+Of each kind, the last ``MAX_FILE_BYTES`` to twice as many are kept, the older half in a file of its
+own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
@@ -49,7 +51,7 @@ class FileJournal:
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self._ballot)
-            _sync_directory(self._ballot.parent)  # or the old name may come back
+            sync_directory(self._ballot.parent)  # or the old name may come back
         except OSError as error:
             raise _cannot_write(self._ballot, error) from error
 
@@ -68,6 +70,15 @@ class FileJournal:
     def decided(self, decision: Decision) -> None:
         """Append the decision."""
         self._append(self._decisions, decision.model_dump_json())
+
+    def last_order(self) -> tuple[int, int] | None:
+        """Read the last whole line; a power cut may have left half of one behind it."""
+        older = self._decisions.with_name(self._decisions.name + OLD_SUFFIX)
+        for path in (self._decisions, older):
+            for line in reversed(_lines(path)):
+                with suppress(ValueError):
+                    return Decision.model_validate_json(line).order
+        return None
 
     def step_finished(self, report: StepReport) -> None:
         """Append the step and keep it for ``status``."""
@@ -96,7 +107,19 @@ def _status_of(report: StepReport) -> StepStatus:
     )
 
 
-def _sync_directory(path: Path) -> None:
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ResourceError(
+            f"cannot read {path}: {error.strerror}", "Make the state directory readable."
+        ) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

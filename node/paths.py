@@ -76,6 +76,11 @@ class StatePaths:
         return self.root / "invite"
 
     @property
+    def snapshots(self) -> Path:
+        """The directory of the stage's states, to go on from."""
+        return self.root / "snapshots"
+
+    @property
     def weights(self) -> Path:
         """The directory of the stage's weights at the end."""
         return self.root / "weights"

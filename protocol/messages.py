@@ -36,6 +36,7 @@ class Presence(Message):
 
     ``step`` and ``digest`` name the state that the node holds; ``stage`` -1 asks for a stage;
     ``seen`` is the order (step, term) of the last decision that the node obeys, (0, 0) for none.
+    ``is_restarted``: it is a member there and lost what it did in an earlier life.
     """
 
     kind: Literal["presence"] = "presence"
@@ -45,6 +46,7 @@ class Presence(Message):
     seen: tuple[Count, Count] = (0, 0)
     wants_hold: bool = False
     is_draining: bool = False
+    is_restarted: bool = False
 
 
 class Assign(Message):
@@ -75,6 +77,8 @@ class Decision(BaseModel):
     ``roster[k]`` lists the holders of stage k (0: data nodes), sorted;
     ``digests[k]`` is the state of stage k at the start of ``step``, so opening step s+1 is also
     the word that applies step s. ``is_final`` ends the training: nothing is drawn any more.
+    ``begun`` is the term under which the whole step began anew, 0 if it did not: what was done
+    before is void, because a data node that nobody can replace lost its part of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,11 +90,17 @@ class Decision(BaseModel):
     shares: Annotated[tuple[Share, ...], Field(max_length=4096)]
     digests: Annotated[tuple[Digest, ...], Field(max_length=4096)]
     is_final: bool = False
+    begun: Count = 0
 
     @property
     def order(self) -> tuple[int, int]:
         """What a later decision must exceed."""
         return self.step, self.term
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """What two decisions share if the second one goes on with the work of the first."""
+        return self.step, self.begun
 
     def stage_of(self, peer: str) -> int | None:
         """Return the stage that ``peer`` serves in this step, or None if it has no part in it."""
@@ -186,12 +196,26 @@ class Suspect(Message):
 Purpose = Literal["train", "eval", "redrive"]
 
 
+# Attempts at a slot, each time the step begins: so what is under way from before is told apart.
+ATTEMPTS = 2**20
+
+
 class FlowMessage(Message):
     """What every message about one microbatch carries."""
 
     data_node: Peer
     slot: Count
     attempt: Count
+
+    @property
+    def begun(self) -> int:
+        """``begun`` of the decisions that this try belongs to."""
+        return self.attempt // ATTEMPTS
+
+    @property
+    def is_first_try(self) -> bool:
+        """Whether it does not replace another try."""
+        return self.attempt % ATTEMPTS == 0
 
     @property
     def work(self) -> WorkId:
@@ -265,9 +289,13 @@ class Entry(BaseModel):
 
 
 class StepClose(Message):
-    """Data node -> all members: exactly what counts in this step. Signed; members pass it on."""
+    """Data node -> all members: exactly what counts in this step. Signed; members pass it on.
+
+    ``begun`` is that of the decisions it belongs to.
+    """
 
     kind: Literal["step_close"] = "step_close"
+    begun: Count = 0
     data_node: Peer
     entries: Annotated[tuple[Entry, ...], Field(max_length=2**16)]
     signature: Signature

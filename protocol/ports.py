@@ -6,6 +6,7 @@
 | Registry         | node/sidecar (hivemind's DHT)                | simulation/registry          |
 | Averager         | averaging/exact (over Network)               | the same                     |
 | Runner           | node/compute (one worker thread)             | simulation/runner (cost)     |
+| Snapshots        | node/snapshots (files)                       | simulation/disk              |
 | Stage computation| stages/ (torch)                              | simulation/, or torch |
 
 The clock is trio's and the simulator swaps it for a MockClock; randomness is passed in.
@@ -28,6 +29,9 @@ T = TypeVar("T")
 Tensor = torch.Tensor
 WorkKey = Hashable
 GroupKey = Hashable
+# Step, digest and canonical bytes in pieces. The pieces are the stage's own buffers, which change
+# some steps later: whoever takes long over them checks the digest at the end.
+StateView = tuple[int, str, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,10 @@ class StageState(Protocol):
         """Return the canonical bytes of the state at ``step`` as a uint8 tensor."""
         ...
 
+    def view_state(self, *, is_prepared: bool = False) -> StateView | None:
+        """The same as ``StateView``, of the state or of the prepared one (None without one)."""
+        ...
+
     def import_state(self, data: Tensor, digest: str) -> None:
         """Replace the state; raise StateMismatch if the bytes do not have this digest."""
         ...
@@ -219,6 +227,49 @@ class EdgeStage(StageState, Protocol):
 
     def embed_backward(self, key: WorkKey, g_BTW: Tensor) -> None:
         """Add the embedding's gradient to what is kept under ``key``."""
+        ...
+
+
+class Snapshots(Protocol):
+    """The states of this node's stage on its owner's disk, each under its digest.
+
+    A state is *decided* once the swarm has opened a step from it; one that was only prepared is
+    given out by its digest alone.
+    """
+
+    def holds(self, digest: str) -> bool:
+        """Whether a usable snapshot has this digest."""
+        ...
+
+    def is_decided(self, digest: str) -> bool:
+        """Whether it is there and known to be decided."""
+        ...
+
+    def newest(self, stage: int) -> str | None:
+        """The digest of the latest decided state of a stage."""
+        ...
+
+    async def load(self, digest: str) -> Tensor | None:
+        """Return the canonical bytes as a uint8 tensor, unchecked; None if they are not there.
+
+        Raises ResourceError if they cannot be read.
+        """
+        ...
+
+    async def save(self, stage: int, view: StateView, *, is_decided: bool) -> None:
+        """Write a state whole or not at all, then drop what is too old.
+
+        Raises ResourceError if there is no room, StateMismatch if the bytes are not (or no longer)
+        those of the digest; what was there before stays.
+        """
+        ...
+
+    async def decide(self, digest: str) -> None:
+        """Note that a state which is there is decided."""
+        ...
+
+    async def set_aside(self, digest: str) -> None:
+        """Never give this one out again."""
         ...
 
 

@@ -56,10 +56,14 @@ class SnapshotFormat:
         digest.update(data.cpu().numpy().data.cast("B"))
         return digest.hexdigest()
 
+    def pieces(self, step: int, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the canonical bytes as two uint8 tensors; the second one is ``data`` itself."""
+        head = torch.frombuffer(bytearray(self.head(step)), dtype=torch.uint8)
+        return head, data.cpu().view(torch.uint8).flatten()
+
     def encode(self, step: int, data: torch.Tensor) -> torch.Tensor:
         """Return the canonical bytes as a new uint8 tensor."""
-        head = torch.frombuffer(bytearray(self.head(step)), dtype=torch.uint8)
-        return torch.cat((head, data.cpu().view(torch.uint8).flatten()))
+        return torch.cat(self.pieces(step, data))
 
     def decode(self, encoded: torch.Tensor, digest: str, data: torch.Tensor) -> int:
         """Write the numbers into ``data`` and return the step.

@@ -200,6 +200,22 @@ class TorchStageState(ABC):
         """Return the canonical bytes of the state at ``step`` as a uint8 tensor."""
         return self._format.encode(self._step, self._current.data)
 
+    def view_state(
+        self, *, is_prepared: bool = False
+    ) -> tuple[int, str, tuple[Tensor, ...]] | None:
+        """Return step, digest and canonical bytes in pieces, without a copy of the numbers.
+
+        The pieces of the state in use stay as they are until the second ``prepare`` from now, or
+        until the next ``import_state``; those of the prepared one also until it is abandoned.
+        None if nothing is prepared.
+        """
+        if not is_prepared:
+            return self._step, self.digest, self._format.pieces(self._step, self._current.data)
+        if self._prepared is None:
+            return None
+        step = self._step + 1
+        return step, self._prepared, self._format.pieces(step, self._other.data)
+
     def import_state(self, data: Tensor, digest: str) -> None:
         """Replace the state; raise StateMismatch if the bytes do not have this digest."""
         self.abandon()

@@ -246,6 +246,7 @@ class Closing:
     async def _prepare(self, decision: Decision, total: Tensor, num_microbatches: int) -> None:
         ctx = self._ctx
         digest = await ctx.compute("update", lambda: ctx.state.prepare(total, num_microbatches))
+        await ctx.keep_prepared(decision)
         self.prepared_digest = digest
         message = Prepared(step=decision.step, term=decision.term, stage=ctx.stage, digest=digest)
         await ctx.tell_authorities(message)

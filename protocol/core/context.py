@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -15,7 +15,7 @@ from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
-from protocol.messages import Boundary, FetchBoundary, Message, WorkId
+from protocol.messages import Boundary, Decision, FetchBoundary, Message, WorkId
 from protocol.ports import (
     BlockStage,
     EdgeStage,
@@ -31,6 +31,10 @@ from protocol.ports import (
 from protocol.routing import Router
 
 T = TypeVar("T")
+
+
+async def _keep_nothing(decision: Decision) -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -53,6 +57,7 @@ class Context:
     state: StageState
     capacity: int
     loopback: Callable[[Message], None]
+    keep_prepared: Callable[[Decision], Awaitable[None]] = _keep_nothing
 
     @property
     def me(self) -> PeerId:

@@ -19,6 +19,7 @@ from protocol.core.signal import Signal
 from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
+    ATTEMPTS,
     Backward,
     Busy,
     Commit,
@@ -71,7 +72,8 @@ class DataFlow:
                 nursery.start_soon(self._bring_home, slot, room)
         await self.forward_only.validate_if_due()
         await self._ctx.faults.reach("before_close", self.decision.step)
-        publish_close(sign_close(self._ctx.swarm, self.decision.step, self._entries, self._ctx.key))
+        step, begun = self.decision.step, self.decision.begun
+        publish_close(sign_close(self._ctx.swarm, step, self._entries, self._ctx.key, begun))
 
     def _my_slots(self) -> tuple[int, ...]:
         me = self._ctx.me
@@ -99,7 +101,7 @@ class DataFlow:
 
     def new_flow(self, slot: int, purpose: Purpose) -> Flow:
         """The next try at a slot."""
-        attempt = self._attempts.get(slot, -1) + 1
+        attempt = self._attempts.get(slot, ATTEMPTS * self.decision.begun - 1) + 1
         self._attempts[slot] = attempt
         flow = Flow(WorkId(self.decision.step, self._ctx.me, slot, attempt), purpose)
         self._flows[flow.id] = flow

@@ -85,7 +85,7 @@ class HolderFlow:
         if not self._accepts(message, envelope) or message.work in self._works:
             return
         ctx = self._ctx
-        reserve = 1 if message.attempt == 0 and ctx.capacity > 1 else 0
+        reserve = 1 if message.is_first_try and ctx.capacity > 1 else 0
         if not self._knows_both(message, envelope.sender) or (
             self.num_open >= ctx.capacity - reserve
         ):

@@ -48,6 +48,10 @@ class Journal(Protocol):
         """Note a decision that this node obeys."""
         ...
 
+    def last_order(self) -> tuple[int, int] | None:
+        """The order of the decision that was noted last, in an earlier life too."""
+        ...
+
     def step_finished(self, report: StepReport) -> None:
         """Note a finished step (data nodes only)."""
         ...
@@ -72,6 +76,10 @@ class MemoryJournal:
     def decided(self, decision: Decision) -> None:
         """Keep the decision in memory."""
         self.decisions.append(decision)
+
+    def last_order(self) -> tuple[int, int] | None:
+        """The order of the last decision kept in memory."""
+        return self.decisions[-1].order if self.decisions else None
 
     def step_finished(self, report: StepReport) -> None:
         """Keep the report in memory."""

@@ -29,6 +29,7 @@ from protocol.messages import (
     Failed,
     FetchBoundary,
     FetchState,
+    FlowMessage,
     Forward,
     Ledger,
     Message,
@@ -86,8 +87,11 @@ class MemberStep:
 
     def takes(self, message: Message) -> bool:
         """Whether a message is of this step; who asks for a past state is told that it is gone."""
-        step = self.decision.step
-        return message.step == step or (isinstance(message, FetchState) and message.step < step)
+        if isinstance(message, FetchState):
+            return message.step <= self.decision.step
+        if isinstance(message, FlowMessage | StepClose) and message.begun != self.decision.begun:
+            return False
+        return message.step == self.decision.step and not self._over.is_set()
 
     @property
     def prepared_digest(self) -> str | None:

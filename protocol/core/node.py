@@ -6,6 +6,7 @@ NodeCore.run
 |- _be_present   tells the authorities who this node is and what it holds
 |- _discover     publishes this node's record and introduces peers to the network
 |- _live         obeys decisions: waits, fetches state, or works through one MemberStep a step
+|- Keeper.run    writes snapshots of the stage's state beside the work
 \\- Leading.run   if this node is an authority
 """
 
@@ -22,16 +23,17 @@ from protocol.core.context import Context, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
 from protocol.core.early import EarlyMessages
+from protocol.core.holding import Holding
 from protocol.core.journal import Journal
 from protocol.core.leading import FOR_AUTHORITIES, Leading
 from protocol.core.leaving import Leaving
 from protocol.core.member_step import MemberStep
+from protocol.core.past_life import PastLife
 from protocol.core.postbox import Postbox
+from protocol.core.presence import presence_of
 from protocol.core.reports import step_report
 from protocol.core.settings import NodeSettings
 from protocol.core.signal import Signal
-from protocol.core.sync import StateSync
-from protocol.core.transfer import Donor, Joiner
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
@@ -53,6 +55,7 @@ from protocol.ports import (
     PeerChange,
     Registry,
     Runner,
+    Snapshots,
     StageState,
     Tensor,
 )
@@ -77,6 +80,7 @@ class NodeCore:
         faults: FaultPoints,
         rng: random.Random,
         settings: NodeSettings,
+        snapshots: Snapshots,
         averager: Averager | None = None,
         router: Router | None = None,
     ) -> None:
@@ -86,6 +90,7 @@ class NodeCore:
         self._settings = settings
         self._averager = averager or exact_averager(manifest, network, settings.deadlines)
         self._router = router or LoadAwareRouter(network.rtt_s)
+        self._snapshots, self._past = snapshots, PastLife(key.peer_id, journal.last_order())
         self.swarm = manifest.swarm_id
         self.discovery = Discovery(key, manifest, network, registry, observer, settings)
         self._postbox = Postbox(network, observer)
@@ -96,27 +101,24 @@ class NodeCore:
                 self._postbox.post, self._obey,
             )  # fmt: skip
         self.decision: Decision | None = None
-        self.ctx: Context | None = None
         self.member: MemberStep | None = None
-        self.is_syncing = False
         self.leaving = Leaving(key.peer_id, manifest.authorities)
-        self._donor: Donor | None = None
-        self._joiner: Joiner | None = None
-        self._sync_state: StateSync | None = None
+        self._holding: Holding | None = None
         self._early = EarlyMessages()
         self._assigned = settings.stage
         self._changed = Signal()
         self._acted: tuple[int, int] = (0, 0)
-        self._admission_misses = 0
         self._presence_due = Signal()
 
     async def run(self) -> None:
         """Serve the swarm until ``drain`` is done or the caller cancels."""
+        self._network.expect(self._manifest.authorities)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive)
             nursery.start_soon(self._postbox.run)
             nursery.start_soon(self._be_present)
             nursery.start_soon(self.discovery.run)
+            nursery.start_soon(self._keep)
             if self.leading is not None:
                 nursery.start_soon(self.leading.run)
             await self._live()
@@ -133,16 +135,34 @@ class NodeCore:
         self._presence_due.notify()
         self._changed.notify()
 
+    @property
+    def ctx(self) -> Context | None:
+        """The stage that this node serves and its ports, once there is one."""
+        return self._holding.ctx if self._holding else None
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether this node is fetching its stage's state from others."""
+        return self._holding is not None and self._holding.sync.is_running
+
+    async def _keep(self) -> None:
+        await self._changed.until(lambda: self._holding is not None)
+        assert self._holding is not None
+        await self._holding.keeper.run()
+
+    async def save(self) -> None:
+        """The node is being stopped: write its states to disk."""
+        if self._holding is not None:
+            await self._holding.keeper.save_all()
+
     async def wait_until_done(self) -> None:
         """Return when the training has ended and this node holds the last state."""
-        await self._changed.until(
-            lambda: (
-                self.decision is not None
-                and self.decision.is_final
-                and self.ctx is not None
-                and self._holds_decided_state()
-            )
-        )
+
+        def is_done() -> bool:
+            holding, last = self._holding, self.decision
+            return bool(holding and last and last.is_final and holding.has_state_of(last))
+
+        await self._changed.until(is_done)
 
     async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
         """Run tokens through the swarm (data nodes only); None if it could not be done now."""
@@ -191,8 +211,8 @@ class NodeCore:
             if self._is_stage_peer(envelope.sender):
                 self._averager.deliver(envelope)
         elif isinstance(message, StateChunk):
-            if self._joiner is not None:
-                self._joiner.deliver(envelope)
+            if self._holding is not None:
+                self._holding.joiner.deliver(envelope)
         else:
             self._to_member(envelope)
 
@@ -245,16 +265,11 @@ class NodeCore:
                 await self._presence_due.wait()
 
     def _presence(self) -> Presence:
-        ctx = self.ctx
-        return Presence(
-            step=ctx.state.step if ctx else 0,
-            stage=ctx.stage if ctx else (-1 if self._assigned is None else self._assigned),
-            capacity=self._settings.capacity,
-            digest=ctx.state.digest if ctx and not self.is_syncing else None,
-            seen=self._acted,
-            wants_hold=self._admission_misses > 1,
-            is_draining=self.leaving.is_draining,
-        )
+        return presence_of(
+            self._holding, assigned=self._assigned, capacity=self._settings.capacity,
+            seen=self._acted, is_draining=self.leaving.is_draining,
+            is_restarted=self._is_barred(),
+        )  # fmt: skip
 
     # --- decisions -------------------------------------------------------------------------
 
@@ -267,11 +282,13 @@ class NodeCore:
         self._journal.decided(decision)
         self._router.on_decision(decision)
         self.discovery.hear_of(decision.members)
+        self._network.expect({*decision.members, *self._manifest.authorities})
         self._observer.gauge("step", decision.step)
-        if self.member is not None and (
-            decision.step != self.member.decision.step or not self._is_member()
-        ):
-            self.member.end()
+        member = self.member
+        if member is not None and not (self._is_member() and decision.work == member.decision.work):
+            member.end()
+        if self._holding is not None:
+            self._holding.keeper.on_state(decision)
         self._changed.notify()
 
     async def _live(self) -> None:
@@ -281,17 +298,19 @@ class NodeCore:
         while not self._may_leave():
             if self.decision is not None:
                 self._acted = self.decision.order
-            if self._is_member() and self._holds_decided_state():
+            holding = self._holding
+            if holding and self.decision and not holding.has_state_of(self.decision):
+                await self._take_state()
+            elif self._is_member() and not self._is_barred():
                 await self._work()
-            elif self.decision is not None and not self._holds_decided_state():
-                await self._sync(self.decision)
             else:
+                self._presence_due.notify()
                 await self._changed.wait()
 
     async def _take_stage(self, stage: int) -> None:
         """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
         state = await self._runner.run("state", lambda: with_digest(self._make_stage(stage)))
-        self.ctx = Context(
+        ctx = Context(
             key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
             runner=self._runner, router=self._router, averager=self._averager,
             deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
@@ -299,13 +318,17 @@ class NodeCore:
             capacity=self._settings.capacity,
             loopback=lambda m: self._for_authority(m, self._key.peer_id),
         )  # fmt: skip
-        self._donor, self._joiner = Donor(self.ctx), Joiner(self.ctx)
-        self._sync_state = StateSync(
-            self._joiner, self._observer, self._rng, self._changed, self._wants_state_of
-        )
+        holding = Holding(ctx, self._snapshots, self._settings, self._changed, self._wants_state)
+        await holding.keeper.load_newest()
+        self._holding = holding
         self.discovery.announce(stage=stage)
         self._observer.gauge("stage", stage)
         self._presence_due.notify()
+        self._changed.notify()
+
+    def _is_barred(self) -> bool:
+        """Whether an earlier life of this node worked where the decision wants it."""
+        return self.decision is not None and self._is_member() and self._past.bars(self.decision)
 
     def _may_leave(self) -> bool:
         return self.leaving.may_go(self.decision, self._is_member())
@@ -315,27 +338,18 @@ class NodeCore:
 
     def _is_stage_peer(self, peer: PeerId) -> bool:
         """Whether the decision counts on a peer for the stage that this node serves."""
-        if self.decision is None or self.ctx is None:
-            return False
-        return peer in self.decision.roster[self.ctx.stage]
-
-    def _holds_decided_state(self) -> bool:
-        assert self.ctx is not None
-        assert self.decision is not None
-        state = self.ctx.state
-        return state.step == self.decision.step and (
-            state.digest == self.decision.digests[self.ctx.stage]
-        )
+        decision, ctx = self.decision, self.ctx
+        return bool(decision and ctx and peer in decision.roster[ctx.stage])
 
     async def _work(self) -> None:
         """One step as a member, then apply what was prepared if the next decision says so."""
-        assert self.ctx and self.decision and self._donor
-        ctx, first = self.ctx, self.decision
+        assert self._holding and self.decision
+        holding, first = self._holding, self.decision
         await self._faults.reach("before_step", first.step)
         if self.decision is not first:
             return  # there is a later one by now
-        self._admission_misses = 0
-        member = MemberStep(ctx, first, self._donor)
+        holding.sync.num_runs = 0
+        member = MemberStep(holding.ctx, first, holding.donor)
         self.member = member
         self._early.replay(self._to_member)
         async with trio.open_nursery() as nursery:
@@ -355,45 +369,31 @@ class NodeCore:
             self._acted = decision.order
 
     def _newer_term(self, member: MemberStep) -> Decision | None:
-        decision, last = self.decision, member.decision
-        if decision is None or decision.step != last.step or decision.term <= last.term:
-            return None
-        return decision
+        new, last = self.decision, member.decision
+        return new if new and new.work == last.work and new.term > last.term else None
 
     async def _end_step(self, member: MemberStep) -> None:
-        assert self.ctx and self.decision
-        ctx, decision = self.ctx, self.decision
-        finished = decision.step == member.decision.step + 1
-        wanted = decision.digests[ctx.stage]
-        is_applied = finished and member.prepared_digest == wanted
-        if self._donor is not None:
-            self._donor.forget()
+        assert self._holding and self.decision
+        ctx, decision = self._holding.ctx, self.decision
+        is_applied = await self._holding.end_step(member, decision, is_leaving=self._may_leave())
+        self._changed.notify()
         if is_applied:
-            await ctx.faults.reach("before_apply", member.decision.step)
-            await ctx.compute("update", ctx.state.apply)
-            await ctx.faults.reach("after_apply", member.decision.step)
             applied = Applied(step=decision.step, stage=ctx.stage, digest=ctx.state.digest)
             self._postbox.post(self._manifest.authorities, applied)
-        else:
-            await ctx.compute("update", ctx.state.reset)
-        self._changed.notify()
         if is_applied and isinstance(member.flow, DataFlow):
             self._journal.step_finished(step_report(ctx, member, member.flow))
         self._presence_due.notify()
 
-    async def _sync(self, decision: Decision) -> None:
-        """Fetch the state of the current step."""
-        assert self._sync_state is not None
-        self.is_syncing = True
-        self._admission_misses += 1
-        self._early.clear()
-        self._presence_due.notify()
-        try:
-            await self._sync_state.run(decision)
-        finally:
-            self.is_syncing = False
+    async def _take_state(self) -> None:
+        """Get the decided state; what came early belongs to a step that passes meanwhile."""
+        assert self._holding and self.decision
+        await self._holding.take_state(self.decision, self._begin_fetch)
         self._presence_due.notify()
 
-    def _wants_state_of(self, decision: Decision) -> bool:
+    def _begin_fetch(self) -> None:
+        self._early.clear()
+        self._presence_due.notify()
+
+    def _wants_state(self, decision: Decision) -> bool:
         is_current = self.decision is not None and self.decision.step == decision.step
         return is_current and not self._may_leave()

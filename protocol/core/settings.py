@@ -11,10 +11,14 @@ from protocol.keys import PeerId
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What the owner of a node decides: its stage (None: where it is needed most), its room."""
+    """What the owner of a node decides: its stage (None: where it is needed most), its room.
+
+    Every so many steps it writes a snapshot, with 0 none.
+    """
 
     stage: int | None = None
     capacity: int = 8
+    snapshot_steps: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     addresses: Callable[[], tuple[str, ...]] = tuple
     sidecar_id: PeerId | None = None

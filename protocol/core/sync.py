@@ -30,13 +30,20 @@ class StateSync:
     ) -> None:
         self._joiner, self._observer, self._rng = joiner, observer, rng
         self._changed, self._is_wanted = changed, is_wanted
+        self.is_running = False
+        self.num_runs = 0  # since the node last worked
 
     async def run(self, decision: Decision) -> None:
         """Fetch the state at the start of ``decision``; give up when the swarm has moved on."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._give_up_when_stale, decision, nursery.cancel_scope)
-            await self._fetch_with_pauses(decision)
-            nursery.cancel_scope.cancel()
+        self.is_running = True
+        self.num_runs += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._give_up_when_stale, decision, nursery.cancel_scope)
+                await self._fetch_with_pauses(decision)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.is_running = False
 
     async def _fetch_with_pauses(self, decision: Decision) -> None:
         """Ask the holders again after a pause that doubles; never a hot loop."""

@@ -15,6 +15,7 @@ def node_core(simulation: Simulation, node: SimulatedNode) -> NodeCore:
         deadlines=simulation.deadlines,
         addresses=lambda: (address_of(node.host.peer),),
         wall_clock=simulation.wall_clock,
+        snapshot_steps=simulation.snapshot_steps,
     )
     return NodeCore(
         node.key,
@@ -28,4 +29,5 @@ def node_core(simulation: Simulation, node: SimulatedNode) -> NodeCore:
         faults=node.faults,
         rng=node.rng,
         settings=settings,
+        snapshots=node.snapshots,
     )

@@ -17,7 +17,7 @@ import torch
 
 from protocol.errors import StateMismatch
 from protocol.manifest import Manifest, learning_rate
-from protocol.ports import GroupKey, Tensor, WorkKey
+from protocol.ports import GroupKey, StateView, Tensor, WorkKey
 
 _HEADER = struct.Struct("<Q32s")  # step, chain
 
@@ -160,6 +160,16 @@ class CountedStage:
     def export_state(self) -> Tensor:
         """Return the state's bytes as a uint8 tensor."""
         return torch.frombuffer(bytearray(self._state.to_bytes()), dtype=torch.uint8)
+
+    def view_state(self, *, is_prepared: bool = False) -> StateView | None:
+        """Return the state, or the prepared one if there is one."""
+        if not is_prepared:
+            return self._state.step, self._digest, (self.export_state(),)
+        if self._prepared is None:
+            return None
+        state, digest, _ = self._prepared
+        data = torch.frombuffer(bytearray(state.to_bytes()), dtype=torch.uint8)
+        return state.step, digest, (data,)
 
     def import_state(self, data: Tensor, digest: str) -> None:
         """Take over a state; StateMismatch if it is not the one named."""

@@ -11,8 +11,10 @@ import trio
 
 from protocol.simulation.host import VirtualHost
 
-Action = Literal["kill", "freeze", "slow", "duplicate", "delay", "partition"]
-ACTIONS: tuple[Action, ...] = get_args(Action)
+NodeAction = Literal["kill", "freeze", "slow", "duplicate", "delay", "partition"]
+SwarmAction = Literal["cut_all", "stop_all"]
+Action = NodeAction | SwarmAction
+ACTIONS: tuple[NodeAction, ...] = get_args(NodeAction)
 
 POINTS: tuple[str, ...] = (
     "before_step",
@@ -29,6 +31,9 @@ class Fault:
     the seconds of "delay". "partition" cuts ``node`` and ``allies`` off from everybody else, in the
     direction away from them only if ``is_one_way``. A killed node comes back without its state
     ``replace_after_s`` later, as the same node or, if ``is_stranger``, under a new key.
+
+    "cut_all" takes the power from every node at once, "stop_all" asks all to leave and stops after
+    ``duration_s`` who has not. They come back one by one from ``replace_after_s`` on.
     """
 
     action: Action
@@ -97,7 +102,7 @@ def random_script(
     num_nodes: int,
     num_steps: int,
     *,
-    actions: Sequence[Action] = ACTIONS,
+    actions: Sequence[NodeAction] = ACTIONS,
     max_faults: int = 4,
     longest_s: float = 15.0,
 ) -> tuple[Fault, ...]:
@@ -109,7 +114,7 @@ def random_script(
 
 
 def _random_fault(
-    rng: Random, num_nodes: int, num_steps: int, action: Action, longest_s: float
+    rng: Random, num_nodes: int, num_steps: int, action: NodeAction, longest_s: float
 ) -> Fault:
     is_timed = rng.random() < 0.2
     allies = tuple(index for index in range(num_nodes) if rng.random() < 0.3)

@@ -11,6 +11,7 @@ from typing import Protocol
 import trio
 
 from protocol.core.journal import MemoryJournal
+from protocol.core.snapshots import MemorySnapshots
 from protocol.deadlines import Deadlines
 from protocol.errors import ShoalError
 from protocol.keys import NodeKey, PeerId
@@ -18,6 +19,7 @@ from protocol.manifest import SignedManifest
 from protocol.messages import Decision, Message
 from protocol.ports import BlockStage, EdgeStage, JobKind
 from protocol.simulation.adapter import SimulatedNetwork
+from protocol.simulation.disk import SimulatedSnapshots
 from protocol.simulation.faults import Fault, FaultInjector, SimulatedFaultPoints
 from protocol.simulation.host import FREE, VirtualHost, simulation_key
 from protocol.simulation.network import VirtualNetwork
@@ -30,6 +32,7 @@ from protocol.simulation.trace import Trace, TracingObserver
 from protocol.simulation.watch import Moved, Witness
 
 WALL_TIME_AT_START_S = 1.8e9
+RETURNS_WITHIN_S = 3.0
 NEARBY = uniform(Link(0.01))
 StageFactory = Callable[[int], BlockStage | EdgeStage]
 
@@ -39,6 +42,14 @@ class Runnable(Protocol):
 
     async def run(self) -> None:
         """Live until the training ends or the node is cancelled."""
+        ...
+
+    def drain(self) -> None:
+        """Begin to leave."""
+        ...
+
+    async def save(self) -> None:
+        """Write to disk what the node holds."""
         ...
 
 
@@ -69,6 +80,8 @@ class SimulatedNode:
     journal: MemoryJournal
     rng: Random
     stage_factory: StageFactory
+    snapshots: SimulatedSnapshots
+    core: Runnable | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     failure: BaseException | None = None
 
@@ -113,6 +126,8 @@ class Simulation:
         size_of: SizeOf = tensor_bytes,
         faults: Sequence[Fault] = (),
         keep: Sequence[str] = (),
+        snapshot_steps: int = 0,
+        snapshot_write_s: float = 0.0,
     ) -> None:
         self.manifest, self.deadlines = manifest, deadlines or Deadlines()
         self.trace, self.timeline = Trace(), Timeline()
@@ -132,6 +147,8 @@ class Simulation:
         self._seed, self._costs = seed, costs
         self._messages: dict[str, list[Message]] = {kind: [] for kind in keep}
         self._journals: dict[PeerId, MemoryJournal] = {}
+        self.snapshot_steps, self._snapshot_write_s = snapshot_steps, snapshot_write_s
+        self._disks: dict[PeerId, MemorySnapshots] = {}
         self._next_index = len(plans)
         self._ended = trio.Event()
 
@@ -196,7 +213,7 @@ class Simulation:
     # --- nodes -----------------------------------------------------------------------------
 
     def spawn(self, index: int, plan: NodePlan) -> None:
-        """Start a node; with the index of a dead one it is that node restarted without state."""
+        """Start a node; with the index of a dead one it is that node, with what its disk kept."""
         node = self._assemble(index, plan)
         self.nodes.append(node)
         self.trace.add(node.host.name, "started")
@@ -219,6 +236,11 @@ class Simulation:
             journal=self._journals.setdefault(key.peer_id, MemoryJournal()),
             rng=self._random("node", self._seed, index, life),
             stage_factory=self.witness.watching(name, self._stages, self._moved),
+            snapshots=SimulatedSnapshots(
+                self._disks.setdefault(key.peer_id, MemorySnapshots()),
+                host,
+                self._snapshot_write_s,
+            ),
         )
 
     async def _live(self, node: SimulatedNode) -> None:
@@ -227,7 +249,11 @@ class Simulation:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(node.network.run)
-                    await self._build(self, node).run()
+                    node.core = self._build(self, node)
+                    try:
+                        await node.core.run()
+                    finally:
+                        await self._end_cleanly(node, node.core)
                     nursery.cancel_scope.cancel()
             except* ShoalError as group:
                 node.failure = group
@@ -235,6 +261,12 @@ class Simulation:
         node.host.die()
         if not any(other.host.is_alive for other in self.nodes):
             self._ended.set()
+
+    async def _end_cleanly(self, node: SimulatedNode, core: Runnable) -> None:
+        """A killed node has no time for anything."""
+        with trio.move_on_after(self.deadlines.drain_s) as scope:
+            scope.shield = node.host.is_alive
+            await core.save()
 
     def kill(self, node: SimulatedNode) -> None:
         """End a node at once: its sessions break and nothing of it runs any more."""
@@ -251,6 +283,8 @@ class Simulation:
     def _strike(self, fault: Fault) -> None:
         node = self.living(fault.node)
         self.trace.add(f"n{fault.node}", "struck", fault.action, str(fault.point), fault.step)
+        if fault.action in ("cut_all", "stop_all"):
+            self._restart_all(fault)
         if node is None:
             return
         match fault.action:
@@ -274,6 +308,23 @@ class Simulation:
             if fault.is_stranger:
                 index, self._next_index = self._next_index, self._next_index + 1
             self.timeline.after(fault.replace_after_s, partial(self._replace, index, node.plan))
+
+    def _restart_all(self, fault: Fault) -> None:
+        rng = self._random("restart", self._seed, fault.at_s)
+        for node in [node for node in self.nodes if node.host.is_alive]:
+            if fault.action == "cut_all":
+                self.kill(node)
+            else:
+                self._nursery.start_soon(self._stop, node, fault.duration_s)
+            back_s = (fault.replace_after_s or 0.0) + rng.uniform(0, RETURNS_WITHIN_S)
+            self.timeline.after(back_s, partial(self._replace, node.index, node.plan))
+
+    async def _stop(self, node: SimulatedNode, patience_s: float) -> None:
+        """Ask a node to leave, as its owner would, and insist after a while."""
+        if node.core is not None:
+            node.core.drain()
+            await trio.sleep(patience_s)
+        node.scope.cancel()
 
     def _replace(self, index: int, plan: NodePlan) -> None:
         if self.living(index) is None:

@@ -49,6 +49,9 @@ class Leavers:
         await self.core.run()
         self.went_at_s = trio.current_time()
 
+    async def save(self) -> None:
+        await self.core.save()
+
 
 @pytest.mark.parametrize(
     ("killed", "leaves"), [(LAST, FIRST), (LAST, DATA), (DATA, FIRST)], ids=str

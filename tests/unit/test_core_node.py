@@ -17,6 +17,7 @@ from protocol.core.early import EarlyMessages
 from protocol.core.journal import MemoryJournal
 from protocol.core.member_step import INBOX, OPEN_PER_SENDER, MemberStep
 from protocol.core.postbox import OPEN_PER_PEER, Postbox
+from protocol.core.snapshots import MemorySnapshots
 from protocol.core.transfer import Donor
 from protocol.errors import ProtocolViolation
 from protocol.keys import NodeKey, PeerId
@@ -73,7 +74,7 @@ class Node:
             registry=VirtualRegistry(lambda: 0.0).attach(host), runner=VirtualRunner(host),
             make_stage=lambda stage: toy_stage(manifest, stage), journal=self.journal,
             observer=self.observer, faults=self.points, rng=Random(0),
-            settings=NodeSettings(stage=stage, deadlines=LIMITS),
+            settings=NodeSettings(stage=stage, deadlines=LIMITS), snapshots=MemorySnapshots(),
         )  # fmt: skip
 
     async def take_stage(self, stage: int = 1) -> None:

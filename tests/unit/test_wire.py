@@ -103,12 +103,12 @@ SAMPLES: tuple[Message, ...] = (
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN = {
-    "presence": "23259389",
+    "presence": "0fa301ff",
     "assign": "a699238d",
-    "step_open": "c7a0f782",
+    "step_open": "fffdf826",
     "prepare": "e8c3a7c8",
-    "promise": "19798009",
-    "accept": "f1952084",
+    "promise": "a4490960",
+    "accept": "bc216b56",
     "accepted": "1d17352b",
     "prepared": "ac9ffc1a",
     "applied": "06d10a4d",
@@ -119,7 +119,7 @@ GOLDEN = {
     "release": "48cd4fb8",
     "failed": "a64fec14",
     "busy": "33cf13c9",
-    "step_close": "890ed1d6",
+    "step_close": "931acc83",
     "ledger": "f7e078ab",
     "fetch_boundary": "f240c9ed",
     "boundary": "1683b486",

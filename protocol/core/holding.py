@@ -1,0 +1,62 @@
+"""The stage that a node serves: its state, and the ways on which states come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocol.core.context import Context
+from protocol.core.keeper import Keeper
+from protocol.core.member_step import MemberStep
+from protocol.core.settings import NodeSettings
+from protocol.core.signal import Signal
+from protocol.core.sync import StateSync
+from protocol.core.transfer import Donor, Joiner
+from protocol.messages import Decision
+from protocol.ports import Snapshots
+
+
+class Holding:
+    """``is_wanted`` tells whether a decision's state is still worth fetching."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        snapshots: Snapshots,
+        settings: NodeSettings,
+        changed: Signal,
+        is_wanted: Callable[[Decision], bool],
+    ) -> None:
+        self.ctx = ctx
+        self.donor, self.joiner = Donor(ctx), Joiner(ctx)
+        self.sync = StateSync(self.joiner, ctx.observer, ctx.rng, changed, is_wanted)
+        self.keeper = Keeper(ctx, snapshots, settings.snapshot_steps)
+        ctx.keep_prepared = self.keeper.keep_prepared
+
+    def has_state_of(self, decision: Decision) -> bool:
+        """Whether this node holds the state at the start of ``decision``."""
+        state = self.ctx.state
+        return (state.step, state.digest) == (decision.step, decision.digests[self.ctx.stage])
+
+    async def end_step(self, member: MemberStep, decision: Decision, *, is_leaving: bool) -> bool:
+        """Apply what the member prepared if that is decided, else drop it; return which."""
+        ctx = self.ctx
+        finished = decision.step == member.decision.step + 1
+        is_applied = finished and member.prepared_digest == decision.digests[ctx.stage]
+        self.donor.forget()
+        if is_applied:
+            await ctx.faults.reach("before_apply", member.decision.step)
+            await ctx.compute("update", ctx.state.apply)
+            await ctx.faults.reach("after_apply", member.decision.step)
+        else:
+            if is_leaving:  # what is prepared may be decided on yet
+                await self.keeper.save_all()
+            await ctx.compute("update", ctx.state.reset)
+        self.keeper.on_state(decision)
+        return is_applied
+
+    async def take_state(self, decision: Decision, before_fetch: Callable[[], None]) -> None:
+        """Get the decided state from the disk, or else from another holder of the stage."""
+        if not await self.keeper.load(decision.digests[self.ctx.stage]):
+            before_fetch()
+            await self.sync.run(decision)
+        self.keeper.on_state(decision)

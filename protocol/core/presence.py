@@ -1,0 +1,31 @@
+"""What a node tells the authorities of itself, about once a second."""
+
+from __future__ import annotations
+
+from protocol.core.holding import Holding
+from protocol.messages import Presence
+
+
+def presence_of(
+    holding: Holding | None,
+    *,
+    assigned: int | None,
+    capacity: int,
+    seen: tuple[int, int],
+    is_draining: bool,
+    is_restarted: bool,
+) -> Presence:
+    """Who has no stage yet asks for one; who fetches a state names none."""
+    stage = -1 if assigned is None else assigned
+    state = holding.ctx.state if holding else None
+    is_syncing = holding is not None and holding.sync.is_running
+    return Presence(
+        step=state.step if state else 0,
+        stage=holding.ctx.stage if holding else stage,
+        capacity=capacity,
+        digest=state.digest if state and not is_syncing else None,
+        seen=seen,
+        wants_hold=holding is not None and holding.sync.num_runs > 1,
+        is_draining=is_draining,
+        is_restarted=is_restarted,
+    )
