@@ -16,6 +16,7 @@ A member that dies or freezes anywhere falls silent, and the round fails with it
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -35,6 +36,7 @@ from protocol.ports import Envelope, Network, Observer
 
 # Of a shard's largest number. Rounding differs by about 1e-7; a lost microbatch by far more.
 AGREEMENT = 1e-4
+MAX_TRIES = 4
 
 
 class GroupReducer(Protocol):
@@ -75,6 +77,7 @@ class AgreedRound:
     heard_at: dict[PeerId, float] = field(default_factory=dict)
     failing_since: dict[PeerId, float] = field(default_factory=dict)
     results: dict[PeerId, torch.Tensor] = field(default_factory=dict)
+    gave_up: Counter[PeerId] = field(default_factory=Counter)
 
     @property
     def others(self) -> tuple[PeerId, ...]:
@@ -101,9 +104,13 @@ class AgreedRound:
         return any(report.attempt > self.attempt for report in self.reports.values())
 
     def next_attempt(self) -> None:
-        """Give this try up, too."""
-        latest = max((report.attempt for report in self.reports.values()), default=0)
-        self.attempt = max(self.attempt + 1, latest)
+        """Give this try up, too; AveragingFailed after the last, with who gave up most often."""
+        overtaking = [p for p, report in self.reports.items() if report.attempt > self.attempt]
+        self.gave_up.update(overtaking)
+        if self.attempt + 1 >= MAX_TRIES:
+            missing = frozenset(peer for peer, _ in self.gave_up.most_common(1))
+            raise AveragingFailed(missing, f"{MAX_TRIES} tries in vain")
+        self.attempt = max([self.attempt + 1, *(self.reports[p].attempt for p in overtaking)])
         self.nonce, self.is_complete = secrets.token_bytes(16), False
 
     def behind(self, *, is_complete: bool = False) -> frozenset[PeerId]:
@@ -319,7 +326,10 @@ class AgreedAverager:
             step=r.step, epoch=r.epoch, term=r.term, stage=r.stage,
             shard=r.members.index(rule.me), num_microbatches=0,
         )  # fmt: skip
-        await self._network.send(member, message, (rule.results[rule.me],))
+        try:
+            await self._network.send(member, message, (rule.results[rule.me],))
+        except PeerError as error:
+            raise AveragingFailed(frozenset({member}), error.cause) from error
 
     async def _keep_reporting(self, rule: AgreedRound, member: PeerId) -> None:
         """Say where I am whenever that changes, and now and then: silence means that I am lost."""
