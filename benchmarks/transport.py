@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
+from ends import End, EndFailed
 from shaped_link import LEFT, QUEUE_MS, RIGHT, ShapedLink, is_possible, shaped_link
 from transport_report import KINDS, Cell, Figures, Results
 
@@ -37,61 +35,6 @@ SIZES: dict[int | None, tuple[int, ...]] = {
 CONTROL_PATHS = ((None, 0), (200, 0), (20, 0), (20, 25))
 CONTROL_FRAME, CONTROL_S = 256 * KIB, 4.0
 UNLIMITED_VOLUME, WARM_UP_VOLUME = 64 * MIB, 4 * MIB
-LIMIT_S = 90.0
-
-
-class EndFailed(Exception):
-    """An end died or gave no answer."""
-
-
-class End:
-    """A process of transport_ends.py, in a namespace if there is one."""
-
-    def __init__(self, kind: str, role: str, host: str, address: str, namespace: str | None):
-        command = ["ip", "netns", "exec", namespace] if namespace else []
-        command += [sys.executable, str(HERE / "transport_ends.py"), kind, role, host, address]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self._address: str | None = None
-
-    @property
-    def address(self) -> str:
-        """Where it listens; waits until it does."""
-        if self._address is None:
-            self._address = str(self._answer()["address"])
-        return self._address
-
-    def ask(self, **order: Any) -> dict[str, Any]:
-        """Give an order and wait for the answer; raise EndFailed."""
-        self.address  # noqa: B018 - it must have started
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise EndFailed from None
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        out = self._process.stdout
-        assert out is not None
-        ready, _, _ = select.select([out], [], [], LIMIT_S)
-        line = out.readline() if ready else b""
-        if not line:
-            raise EndFailed
-        return dict(json.loads(line))
-
-    def stop(self) -> None:
-        """End it: at the end of its input, or by force."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class Bench:
@@ -108,7 +51,8 @@ class Bench:
         is_left = role == "send"
         namespace = (self.link.left if is_left else self.link.right) if self.link else None
         host = (LEFT if is_left else RIGHT) if self.link else "127.0.0.1"
-        end = End(kind, role, host, address, namespace)
+        prefix = ["ip", "netns", "exec", namespace] if namespace else []
+        end = End(HERE / "transport_ends.py", kind, role, host, address, prefix=prefix)
         self._stack.callback(end.stop)
         return end
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-import psutil
+from ends import cpu_s, say
 
 MIB = 2**20
 PROTOCOL = "/shoal-benchmark/1"
@@ -85,17 +85,6 @@ async def control(sender: Sender, num_bytes: int, seconds: float) -> list[float]
             await anyio.sleep(PING_EVERY_S)
         is_over = True
     return found
-
-
-def cpu_s() -> float:
-    """Processor seconds of this process and its children."""
-    me = psutil.Process()
-    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
-    return sum(t.user + t.system for t in times)
-
-
-def say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
 
 
 # --- our data plane --------------------------------------------------------------------------
