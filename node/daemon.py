@@ -2,7 +2,7 @@
 
 run_daemon
 |- lifeline thread        ends the process when whoever started it is gone
-|- _heed_signals          first SIGTERM or SIGINT drains, the second stops at once
+|- Ending.heed_signals    first SIGTERM or SIGINT drains, the second stops at once
 |- Sidecar.run            the DHT, in a child process
 |- serve_control          the owner's API and /metrics
 |- Libp2pNetwork.run      sessions with peers
@@ -13,15 +13,12 @@ run_daemon
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -36,6 +33,7 @@ from node.assembly import (
 from node.compute import ThreadRunner, use_threads
 from node.config import LoadedConfig
 from node.control import serve_control
+from node.ending import Ending, hold_lifeline
 from node.facade import Facade, RunningNode
 from node.faults import faults_from
 from node.identity import load_or_create_key, sole_use
@@ -62,12 +60,8 @@ from stages.data import Corpus
 from stages.export import save_stage
 from stages.state import TorchStageState
 
-if TYPE_CHECKING:
-    from trio_typing import TaskStatus
-
 Supplies = tuple[Plan, Corpus | None]  # memory and text: what only the owner can give
 _LOOPBACK = "127.0.0.1"
-LOST_LIFELINE_STATUS = 70
 
 
 @dataclass
@@ -93,6 +87,7 @@ class Daemon:
             self.key, self.swarm, self.loaded, self.metrics, self.journal, self.progress,
             self.registration,
         )  # fmt: skip
+        self.ending = Ending(self.facade.leaving, self.deadlines.control_s)
         self.observer = DaemonObserver(self.metrics, self.facade.note_commit)
         self.rng = random.Random(secrets.randbits(64))  # noqa: S311 - jitter, not secrets
         self.sidecar = Sidecar(
@@ -126,7 +121,10 @@ class Daemon:
     async def run(self) -> None:
         """Live until the node has left the swarm or was told to stop."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._heed_signals, nursery.cancel_scope)
+            await nursery.start(
+                self.ending.heed_signals, lambda: self.facade.running is not None,
+                nursery.cancel_scope,
+            )  # fmt: skip
             nursery.start_soon(watch, self.observer, self.progress)
             nursery.start_soon(self._measure)
             served = await nursery.start(
@@ -162,7 +160,9 @@ class Daemon:
     async def _supply(self, manifest: Manifest) -> Supplies:
         config = self.loaded.config
         plan = plan_memory(manifest, config)
-        return plan, await trio.to_thread.run_sync(read_corpus, manifest, config)
+        return plan, await trio.to_thread.run_sync(
+            read_corpus, manifest, config, abandon_on_cancel=True
+        )
 
     async def _serve_swarm(
         self, manifest: Manifest, supplies: Supplies, nursery: trio.Nursery
@@ -273,26 +273,12 @@ class Daemon:
 
     # --- ending ----------------------------------------------------------------------------
 
-    async def _heed_signals(
-        self,
-        scope: trio.CancelScope,
-        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """The first signal drains, the second stops at once."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            task_status.started()
-            async for _ in signals:
-                if self.facade.leaving.is_set() or self.facade.running is None:
-                    scope.cancel()
-                    return
-                self.facade.leaving.set()
-
     async def _drain_when_told(self, core: NodeCore, scope: trio.CancelScope) -> None:
         await self.facade.leaving.wait()
         core.drain()
         await trio.sleep(self.deadlines.drain_s)
         self.observer.event("drain_timed_out")
-        scope.cancel()
+        self.ending.stop(scope)
 
     async def _save_when_done(self, core: NodeCore, manifest: Manifest) -> None:
         await core.wait_until_done()
@@ -317,11 +303,14 @@ class Daemon:
 
 def run_daemon(
     paths: StatePaths, loaded: LoadedConfig, environment: Mapping[str, str], lifeline_fd: int | None
-) -> None:
-    """Run one daemon until it has left its swarm. Raises ShoalError for what the owner can mend."""
+) -> int:
+    """Run one daemon until it has left its swarm; return its exit status (``node.ending``).
+
+    Raises ShoalError for what the owner can mend.
+    """
     paths.create()
     if lifeline_fd is not None:
-        threading.Thread(target=_hold_lifeline, args=(lifeline_fd,), daemon=True).start()
+        threading.Thread(target=hold_lifeline, args=(lifeline_fd,), daemon=True).start()
     config = loaded.config
     with sole_use(paths), logging_to(paths.log, config.log_level):
         key = load_or_create_key(paths)
@@ -331,6 +320,7 @@ def run_daemon(
         daemon = Daemon(paths, loaded, key, environment, invite, signed)
         try:
             trio.run(daemon.run)
+            return daemon.ending.status
         except BaseExceptionGroup as group:
             cause = _first_cause(group)
             if not isinstance(cause, ShoalError):
@@ -346,13 +336,6 @@ def _known_manifest(paths: StatePaths, invite: Invite | None) -> SignedManifest 
     signed = SignedManifest.from_toml(paths.manifest.read_text(errors="replace"))
     signed.verify(invite.swarm_id if invite else None)
     return signed
-
-
-def _hold_lifeline(descriptor: int) -> None:
-    """Whoever started us holds the other end; when it is gone, so are we, whatever we do."""
-    while os.read(descriptor, 1):
-        pass
-    os._exit(LOST_LIFELINE_STATUS)
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
