@@ -296,15 +296,15 @@ class NodeCore:
         if self._assigned is not None:
             await self._take_stage(self._assigned)
         while not self._may_leave():
-            if self.decision is not None:
+            if self.decision is not None and self.decision.order != self._acted:
                 self._acted = self.decision.order
+                self._presence_due.notify()
             holding = self._holding
             if holding and self.decision and not holding.has_state_of(self.decision):
                 await self._take_state()
             elif self._is_member() and not self._is_barred():
                 await self._work()
             else:
-                self._presence_due.notify()
                 await self._changed.wait()
 
     async def _take_stage(self, stage: int) -> None:

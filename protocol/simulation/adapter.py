@@ -40,6 +40,7 @@ class SimulatedNetwork:
         )
         self._backlog: deque[tuple[Envelope | PeerChange, Callable[[], None]]] = deque()
         self._filled = trio.Event()
+        self._is_over = False
 
     # --- the port --------------------------------------------------------------------------
 
@@ -141,6 +142,8 @@ class SimulatedNetwork:
 
     def _put(self, item: Envelope | PeerChange, taken: Callable[[], None] = lambda: None) -> None:
         """Queue an item for the node and acknowledge it when the bounded channel takes it."""
+        if self._is_over:  # the node only writes to its disk any more
+            return
         if not self._backlog:
             try:
                 self._send_event.send_nowait(item)
@@ -154,13 +157,16 @@ class SimulatedNetwork:
 
     async def run(self) -> None:
         """Move what the bounded channel could not take at once, in order, until cancelled."""
-        with self._send_event, self.events:
-            while True:
-                await self._filled.wait()
-                while self._backlog:
-                    item, taken = self._backlog[0]
-                    await self._send_event.send(item)
-                    await self.host.awake()
-                    self._backlog.popleft()
-                    taken()
-                self._filled = trio.Event()
+        try:
+            with self._send_event, self.events:
+                while True:
+                    await self._filled.wait()
+                    while self._backlog:
+                        item, taken = self._backlog[0]
+                        await self._send_event.send(item)
+                        await self.host.awake()
+                        self._backlog.popleft()
+                        taken()
+                    self._filled = trio.Event()
+        finally:
+            self._is_over = True

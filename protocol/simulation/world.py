@@ -150,6 +150,7 @@ class Simulation:
         self.snapshot_steps, self._snapshot_write_s = snapshot_steps, snapshot_write_s
         self._disks: dict[PeerId, MemorySnapshots] = {}
         self._next_index = len(plans)
+        self._num_returning = 0
         self._ended = trio.Event()
 
     @staticmethod
@@ -259,7 +260,7 @@ class Simulation:
                 node.failure = group
                 self.trace.add(node.host.name, "failed", str(group.exceptions[0]))
         node.host.die()
-        if not any(other.host.is_alive for other in self.nodes):
+        if not self._num_returning and not any(other.host.is_alive for other in self.nodes):
             self._ended.set()
 
     async def _end_cleanly(self, node: SimulatedNode, core: Runnable) -> None:
@@ -317,7 +318,12 @@ class Simulation:
             else:
                 self._nursery.start_soon(self._stop, node, fault.duration_s)
             back_s = (fault.replace_after_s or 0.0) + rng.uniform(0, RETURNS_WITHIN_S)
-            self.timeline.after(back_s, partial(self._replace, node.index, node.plan))
+            self._num_returning += 1
+            self.timeline.after(back_s, partial(self._return, node.index, node.plan))
+
+    def _return(self, index: int, plan: NodePlan) -> None:
+        self._num_returning -= 1
+        self._replace(index, plan)
 
     async def _stop(self, node: SimulatedNode, patience_s: float) -> None:
         """Ask a node to leave, as its owner would, and insist after a while."""
