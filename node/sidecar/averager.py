@@ -105,9 +105,10 @@ class HivemindReducer:
         raise SidecarError(f"the averager did not end a round within {limit_s:g} s")
 
     def renew(self) -> None:
-        """Replace the averager."""
-        self._go_down()
-        self._is_unwanted.set()
+        """Replace the averager that is up; one that is being started knows of no round."""
+        if self._link is not None:
+            self._go_down()
+            self._is_unwanted.set()
 
     def _shared(self, num_elements: int) -> SharedBuffer:
         if self._buffer is not None and len(self._buffer.tensor) != num_elements:

@@ -112,6 +112,7 @@ class AgreedRound:
             raise AveragingFailed(missing, f"{MAX_TRIES} tries in vain")
         self.attempt = max([self.attempt + 1, *(self.reports[p].attempt for p in overtaking)])
         self.nonce, self.is_complete = secrets.token_bytes(16), False
+        self.addresses = ()  # the reducer may be another one when it is ready again
 
     def behind(self, *, is_complete: bool = False) -> frozenset[PeerId]:
         """Members that are not ready, or not complete, in this try."""

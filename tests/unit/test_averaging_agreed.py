@@ -127,6 +127,7 @@ class Club:
     tables: dict[tuple[str, int], dict[int, Tensor]] = field(default_factory=dict)
     changed: trio.Event = field(default_factory=trio.Event)
     absent: set[int] = field(default_factory=set)
+    up: dict[int, str] = field(default_factory=dict)
 
     async def meet(self, group: str, index: int, values: Tensor, num: int) -> list[Tensor]:
         number = sum(name == group and index in table for (name, _), table in self.tables.items())
@@ -150,15 +151,19 @@ class FakeReducer:
     life: int = 0
     num_rounds: int = 0
 
+    up_at: float = 0.0
+
     async def ready(self) -> tuple[str, ...]:
-        while self.index in self.club.absent:
+        while self.index in self.club.absent or trio.current_time() < self.up_at:
             await trio.sleep(1)
-        return (f"/{self.index}/{self.life}",)
+        self.club.up[self.index] = f"/{self.index}/{self.life}"
+        return (self.club.up[self.index],)
 
     async def reduce(
         self, values: Tensor, group: str, peers: Sequence[str], num_members: int
     ) -> None:
-        assert f"/{self.index}/{self.life}" in peers
+        if not set(peers) <= set(self.club.up.values()):
+            raise SidecarError("connection refused: that one is gone")
         number, self.num_rounds = self.num_rounds, self.num_rounds + 1
         everybody = await self.club.meet(group, self.index, values, num_members)
         mean = torch.stack(everybody).mean(0)
@@ -168,6 +173,8 @@ class FakeReducer:
 
     def renew(self) -> None:
         self.life += 1
+        self.club.up.pop(self.index, None)
+        self.up_at = trio.current_time() + 3 + self.index  # they do not start equally fast
 
 
 @dataclass

@@ -113,7 +113,7 @@ def shared_buffer(path: str, num_elements: int) -> Any:
     daemon never see it. A fork inherits the mapping as it is.
     """
     buffer = torch.from_file(path, shared=True, size=num_elements, dtype=torch.float32)
-    buffer.share_memory_ = lambda: buffer  # type: ignore[method-assign, assignment]
+    buffer.share_memory_ = lambda: buffer  # type: ignore[method-assign]
     return buffer
 
 
