@@ -175,5 +175,5 @@ class Soak:
             limit = LOG_LIMITS.get(key.split(" ")[1])
             bound = f"{limit / MIB:.0f}" if limit else "none"
             per_step = course.gained / max(1, self.steps)
-            rows.append(f"| {key} | {course.last / 1024:.0f} | {per_step:.0f} | {bound} |")
+            rows.append(f"| {key} | {course.last / 1024:.1f} | {per_step:.0f} | {bound} |")
         return rows
