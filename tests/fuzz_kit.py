@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from random import Random
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -68,21 +68,22 @@ def _stripped(annotation: Any) -> tuple[Any, Any]:
     return annotation, get_origin(annotation)
 
 
-@lru_cache(maxsize=4096)
-def _kept(annotation: Any, value: Any, _kind: type) -> bool:
-    try:
-        TypeAdapter(annotation).validate_python(value, strict=True)
-    except ValidationError:
-        return False
-    return True
-
-
+@cache
 def _allowed(annotation: Any, leaves: tuple[Any, ...]) -> list[Any]:
     if annotation is None or annotation is type(None):
         return [None]
-    allowed = [leaf for leaf in leaves if _kept(annotation, leaf, type(leaf))]
+    adapter = TypeAdapter(annotation)
+    allowed = [leaf for leaf in leaves if _fits(adapter, leaf)]
     assert allowed, f"no leaf fits {annotation}; add one to LEAVES"
     return allowed
+
+
+def _fits(adapter: TypeAdapter[Any], leaf: Any) -> bool:
+    try:
+        adapter.validate_python(leaf, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 # --- mutations -----------------------------------------------------------------------------
