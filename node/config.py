@@ -30,7 +30,7 @@ Role = Literal["volunteer", "organiser", "data"]
 
 
 class NodeConfig(BaseSettings):
-    """What the owner decides about this node. Port 0 takes a free one."""
+    """What the owner decides about this node. Port 0 takes that of the last run or a free one."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 

@@ -43,6 +43,7 @@ from node.logs import LOGGER, logging_to
 from node.metrics import Metrics
 from node.observer import DaemonObserver
 from node.paths import StatePaths
+from node.ports import RememberedPorts
 from node.registration import Registration
 from node.sidecar.registry import SidecarRegistry
 from node.sidecar.supervisor import Sidecar, SidecarOptions
@@ -80,6 +81,7 @@ class Daemon:
     def __post_init__(self) -> None:
         config = self.loaded.config
         self.deadlines = config.deadlines
+        self.ports = RememberedPorts(self.paths.ports, config.listen_host)
         self.swarm = self.signed.manifest.swarm_id if self.signed else self._invited.swarm_id
         self.journal = FileJournal(self.paths.ballot, self.paths.decisions, self.paths.steps)
         self.registration = Registration(self.deadlines, self.metrics, time.time)
@@ -109,7 +111,7 @@ class Daemon:
         host = config.announce_host
         return SidecarOptions(
             swarm=self.swarm,
-            listen=(f"/ip4/{config.listen_host}/tcp/{config.dht_port}",),
+            listen=(f"/ip4/{config.listen_host}/tcp/{self.ports.choose('dht', config.dht_port)}",),
             announce=(f"/ip4/{host}/tcp/{config.dht_port}",) if host else (),
             bootstrap=self.invite.seeds if self.invite else (),
             maps_port=config.listen_host != _LOOPBACK and host is None,
@@ -135,6 +137,7 @@ class Daemon:
             # what the owner must mend is told at once, not when the swarm has been found
             supplies = await self._supply(self.signed.manifest) if self.signed else None
             await nursery.start(self.sidecar.run)
+            self.ports.remember("dht", self.sidecar.addresses)
             manifest = await self._learn_manifest()
             await self._serve_swarm(manifest, supplies or await self._supply(manifest), nursery)
             nursery.cancel_scope.cancel()
@@ -175,7 +178,9 @@ class Daemon:
             on_heartbeat=self.registration.on_heartbeat, rng=self.rng,
             announce_host=str(config.announce_host) if config.announce_host else None,
         )  # fmt: skip
-        await nursery.start(network.run, [f"/ip4/{config.listen_host}/tcp/{config.listen_port}"])
+        port = self.ports.choose("node", config.listen_port)
+        await nursery.start(network.run, [f"/ip4/{config.listen_host}/tcp/{port}"])
+        self.ports.remember("node", network.addresses)
         averager = make_averager(
             manifest, config, network, self.observer, self.rng, nursery.start_soon
         )

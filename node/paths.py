@@ -71,6 +71,11 @@ class StatePaths:
         return self.root / "peers.json"
 
     @property
+    def ports(self) -> Path:
+        """The ports of the last run."""
+        return self.root / "ports.json"
+
+    @property
     def invite(self) -> Path:
         """The organiser's invite, while its node can be reached."""
         return self.root / "invite"
