@@ -13,7 +13,7 @@ from protocol.manifest import Manifest, SignedManifest, sign
 _COMMENTS = {
     "organiser": "the PeerID whose key signs this file",
     "authorities": "the data nodes that decide, by majority, who belongs to a step",
-    "averaging": "how replicas of a stage agree: bit-identical or not at all",
+    "averaging": 'how replicas of a stage agree: "exact", or "hivemind" for large groups',
     "width": "channels between layers; a multiple of heads",
     "kv_heads": "heads of keys and values; a divisor of heads",
     "context": "tokens per sequence",

@@ -4,7 +4,7 @@
 |------------------|----------------------------------------------|------------------------------|
 | Network          | node/transport (py-libp2p)                   | simulation/network           |
 | Registry         | node/sidecar (hivemind's DHT)                | simulation/registry          |
-| Averager         | averaging/exact (over Network)               | the same                     |
+| Averager         | averaging/exact, or agreed over node/sidecar | averaging/exact              |
 | Runner           | node/compute (one worker thread)             | simulation/runner (cost)     |
 | Snapshots        | node/snapshots (files)                       | simulation/disk              |
 | Stage computation| stages/ (torch)                              | simulation/, or torch |

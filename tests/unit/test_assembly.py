@@ -100,6 +100,16 @@ def test_stages_that_do_not_exist_or_lack_text_are_refused() -> None:
         make(0)
 
 
+def test_memory_for_a_gradient_per_slot_and_for_hiveminds_copies_is_planned() -> None:
+    plain = manifest_of(quota=32)
+    flat = 4 * make_stage_gradients(plain)
+    by_slot = plain.training.model_copy(update={"sums": "slots"})
+    slots = plain.model_copy(update={"training": by_slot})
+    assert needed(slots, 1, 4, False) - needed(plain, 1, 4, False) == 31 * flat
+    hivemind = plain.model_copy(update={"averaging": "hivemind"})
+    assert needed(hivemind, 1, 4, False) - needed(plain, 1, 4, False) == 5 * flat
+
+
 def test_frames_hold_the_largest_shard_that_an_honest_peer_sends() -> None:
     manifest = manifest_of()
     largest = torch.empty(make_stage_gradients(manifest))

@@ -179,6 +179,8 @@ def test_another_protocol_is_told_before_its_unknown_fields() -> None:
         ({"authorities": ("nobody",)}, "authorities.0"),
         ({"organiser": "12D3"}, "organiser"),
         ({"averaging": "rough"}, "averaging"),
+        ({"training__sums": "random"}, "training.sums"),
+        ({"averaging": "hivemind", "training__sums": "slots"}, "sums by slot need exact"),
         ({"name": "two words"}, "name"),
         ({"extra": 1}, "extra"),
         ({"model__extra": 1}, "model.extra"),
