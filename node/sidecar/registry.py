@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import trio
+
 from node.sidecar import channel
 from node.sidecar.supervisor import Sidecar
 from protocol.errors import ConfigError, ProtocolViolation, SidecarError, Unreachable
 from protocol.keys import NodeKey
 from protocol.manifest import SignedManifest
 from protocol.records import MAX_LIFETIME_S, NodeRecord, open_record, sign
+
+# Signatures that are checked without a break: some milliseconds.
+_AT_ONCE = 32
 
 
 class SidecarRegistry:
@@ -58,7 +63,9 @@ class SidecarRegistry:
         """The valid records of all nodes of the swarm, this one's included."""
         found = await self._sidecar.call(channel.Lookup(), channel.Records)
         now, opened = self._wall_time(), {}
-        for data in found.records:
+        for number, data in enumerate(found.records):
+            if number % _AT_ONCE == 0:  # whoever floods the DHT must not hold up the sessions
+                await trio.lowlevel.checkpoint()
             try:
                 opened[data] = self._opened.get(data) or open_record(
                     data, swarm=self._swarm, now=now

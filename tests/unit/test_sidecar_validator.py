@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.sidecar.child import validator as validator_module
 from node.sidecar.child.validator import RecordValidator
 from protocol.keys import NodeKey
 from protocol.records import MAX_LIFETIME_S, NodeRecord, SignedRecord, sign
@@ -102,3 +103,29 @@ def test_a_record_opened_before_still_expires() -> None:
 @given(st.binary(max_size=40), st.binary(max_size=40), st.sampled_from([NODES, MANIFEST]))
 def test_noise_is_refused(subkey: bytes, value: bytes, key: bytes) -> None:
     assert not validator().validate(Stored(key, subkey, value, NOW + 30))
+
+
+def test_invented_nodes_do_not_crowd_out_those_that_were_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All records travel in one message: more than it holds would blind everybody."""
+    time = NOW
+    one = RecordValidator(SWARM, NODES, MANIFEST, lambda: time)
+    assert one.validate(stored(make()))
+    monkeypatch.setattr(validator_module, "MAX_BYTES", 20_000)
+    taken = [one.validate(invented(number)) for number in range(2, 60)]
+    assert taken[:5] == [True] * 5
+    assert not any(taken[-5:])
+    assert one._num_bytes <= 20_000
+    for sequence in range(8, 20):
+        assert one.validate(stored(make(sequence=sequence, expires_at=NOW + 30 + sequence)))
+    time = NOW + 31  # and when they are gone there is room again
+    assert one.validate(invented(200, expires_at=time + 30))
+    assert one._num_bytes == sum(len(value) for value, _ in one._opened.values())
+
+
+def invented(number: int, expires_at: float = NOW + 30) -> Stored:
+    key = NodeKey(bytes([number]) * 32)
+    record = make(peer_id=key.peer_id, expires_at=expires_at)
+    packed = msgpack.packb(sign(record, key))
+    return Stored(NODES, msgpack.packb(record.peer_id), packed, record.expires_at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +18,9 @@ from protocol.records import (
     open_record,
 )
 
-MAX_OPENED = 10_000
+MAX_NODES = 10_000
+# All records lie under one key and travel in one message, which breaks beyond 3 MB.
+MAX_BYTES = 5 * 2**19
 
 
 class StoredRecord(Protocol):
@@ -45,9 +46,10 @@ class RecordValidator:
     ) -> None:
         self._swarm, self._now = swarm, now
         self._nodes_key, self._manifest_key = nodes_key, manifest_key
-        self._seen = SeenSequences(MAX_OPENED)
+        self._seen = SeenSequences(MAX_NODES)
         # A thousand records come back from twenty nodes at each lookup: verify each once.
-        self._opened: OrderedDict[PeerId, tuple[bytes, NodeRecord]] = OrderedDict()
+        self._opened: dict[PeerId, tuple[bytes, NodeRecord]] = {}
+        self._num_bytes = 0
 
     def validate(self, record: StoredRecord) -> bool:
         """Tell whether to store or believe a record."""
@@ -83,19 +85,33 @@ class RecordValidator:
         return (
             record.peer_id == subkey
             and record.expires_at == expires_at
+            and self._has_room_for(record.peer_id, value)
             and self._seen.admit(record, self._now())
+            and self._keep(record, value)
         )
 
     def _open(self, peer: PeerId, value: bytes) -> NodeRecord:
         data, known = self._opened.get(peer, (b"", None))
         if known is not None and data == value and known.expires_at > self._now():
             return known
-        record = open_record(value, swarm=self._swarm, now=self._now())
+        return open_record(value, swarm=self._swarm, now=self._now())
+
+    def _has_room_for(self, peer: PeerId, value: bytes) -> bool:
+        """Invented nodes must not crowd out the real ones: those renew what they have."""
+        known, _ = self._opened.get(peer, (b"", None))
+        if self._num_bytes + len(value) - len(known) <= MAX_BYTES:
+            return True
+        now = self._now()
+        self._opened = {p: (v, r) for p, (v, r) in self._opened.items() if r.expires_at > now}
+        self._num_bytes = sum(len(v) for v, _ in self._opened.values())
+        known, _ = self._opened.get(peer, (b"", None))
+        return self._num_bytes + len(value) - len(known) <= MAX_BYTES
+
+    def _keep(self, record: NodeRecord, value: bytes) -> bool:
+        known, _ = self._opened.get(record.peer_id, (b"", None))
+        self._num_bytes += len(value) - len(known)
         self._opened[record.peer_id] = (value, record)
-        self._opened.move_to_end(record.peer_id)
-        if len(self._opened) > MAX_OPENED:
-            self._opened.popitem(last=False)
-        return record
+        return True
 
     def _is_manifest(self, value: object, expires_at: float) -> bool:
         if not isinstance(value, str) or len(value) > MAX_MANIFEST_BYTES:
