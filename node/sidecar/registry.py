@@ -45,6 +45,7 @@ class SidecarRegistry:
         now = self._wall_time()
         # By the clock, so that a restarted node goes on where it stopped without keeping count.
         self._sequence = max(self._sequence + 1, record.sequence, int(now * 1000))
+        self._heed_clock(now)
         last_expiry = self._published[1].expires_at if self._published else 0.0
         record = record.model_copy(
             update={
@@ -58,6 +59,17 @@ class SidecarRegistry:
         await self._store(self._published[0])
         if self._manifest and self._manifest_expires_at < now + MAX_LIFETIME_S / 2:
             await self.publish_manifest(self._manifest)
+
+    def _heed_clock(self, now: float) -> None:
+        """Begin anew if the clock was set back so far that nobody takes what must expire later.
+
+        Nobody else has the records of before: they expired too far ahead of the other clocks.
+        """
+        if self._published and self._published[1].expires_at >= now + MAX_LIFETIME_S:
+            self._published = None
+            self._sidecar.restart("the clock was set back")
+        if self._manifest_expires_at > now + MAX_LIFETIME_S:
+            self._manifest_expires_at = 0.0
 
     async def nodes(self) -> Sequence[NodeRecord]:
         """The valid records of all nodes of the swarm, this one's included."""
