@@ -44,6 +44,7 @@ class HivemindReducer:
         self._observer, self._rng = observer, rng
         self._link: Link | None = None
         self._addresses: tuple[str, ...] = ()
+        self._is_wanted = trio.Event()
         self._is_up = trio.Event()
         self._is_unwanted = trio.Event()
         self._buffer: SharedBuffer | None = None
@@ -54,8 +55,12 @@ class HivemindReducer:
         return self._link.pid if self._link else None
 
     async def run(self) -> None:
-        """Keep an averager up until cancelled."""
+        """Keep an averager up until cancelled, once somebody has asked for it.
+
+        A lone holder of a stage never does, and is spared some hundred MB.
+        """
         sweep()
+        await self._is_wanted.wait()
         backoff_s = _BACKOFF_FIRST_S
         try:
             while True:
@@ -74,6 +79,7 @@ class HivemindReducer:
 
     async def ready(self) -> tuple[str, ...]:
         """Return where other members' averagers reach this one, once it is up."""
+        self._is_wanted.set()
         while self._link is None:
             await self._is_up.wait()
         return self._addresses

@@ -30,6 +30,7 @@ OUTSIDE_CALLS: dict[str, set[str]] = {
 }  # fmt: skip
 # Waits without a limit in place, each with what ends it instead.
 ENDED_OTHERWISE: dict[str, str] = {
+    "node.sidecar.averager.run": "an event of its own: somebody wants an averager",
     "node.sidecar.averager._run": "an event of its own: somebody wants another averager",
     "node.sidecar.averager.ready": "an event of its own; the round that waits has averaging_s",
     "node.sidecar.child.program._end_with": "waits for p2pd's end, for as long as it lives",

@@ -1,0 +1,172 @@
+"""hivemind's averager in its own processes: on the daemon's buffer, replaced when it fails."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import trio
+
+from node.sidecar.averager import HivemindReducer, ReducerOptions
+from node.sidecar.shared_buffer import SharedBuffer
+from node.sidecar.sweep import sweep
+from protocol.averaging import AgreedAverager, Round
+from protocol.deadlines import Deadlines
+from protocol.errors import ResourceError
+from protocol.keys import NodeKey, PeerId
+from protocol.messages import Message
+from protocol.ports import Envelope, Tensor
+from protocol.simulation.trace import Trace, TracingObserver
+
+PEERS = tuple(sorted(NodeKey(bytes([k]) * 32).peer_id for k in range(1, 3)))
+OPTIONS = ReducerOptions(listen=("/ip4/127.0.0.1/tcp/0",), maps_port=False)
+LIMITS = Deadlines()
+LENGTH = 300_001
+RELATIVE_ERROR = 1e-6  # measured: 4e-8
+
+
+@dataclass
+class Pair:
+    """Two members of a stage in this process; each has its averager's processes."""
+
+    averagers: dict[PeerId, AgreedAverager] = field(default_factory=dict)
+    reducers: list[HivemindReducer] = field(default_factory=list)
+    observers: list[TracingObserver] = field(default_factory=list)
+    step: int = 0
+
+    async def send(
+        self, sender: PeerId, peer: PeerId, message: Message, tensors: Sequence[Tensor]
+    ) -> None:
+        await trio.sleep(0.001)
+        copies = tuple(tensor.clone() for tensor in tensors)
+        self.averagers[peer].deliver(Envelope(sender, message, copies))
+
+    async def round(self, mishap: Callable[[], None] | None = None, after_s: float = 0.0) -> None:
+        """One round, during which something may happen; all must have the sum, bit for bit."""
+        chance = torch.Generator().manual_seed(self.step)
+        gradients = [torch.randn(LENGTH, generator=chance) for _ in PEERS]
+        totals: list[tuple[Tensor, int]] = []
+        round_ = Round(self.step, 1, 0, 1, PEERS)
+        self.step += 1
+
+        async def take_part(index: int) -> None:
+            averager = self.averagers[PEERS[index]]
+            totals.append(await averager.total(round_, gradients[index], index + 1))
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(PEERS)):
+                nursery.start_soon(take_part, index)
+            if mishap:
+                await trio.sleep(after_s)
+                mishap()
+        exact = sum(gradient.double() for gradient in gradients)
+        for total, count in totals:
+            assert torch.equal(total, totals[0][0])
+            assert count == 3
+            assert float((total - exact).norm() / exact.norm()) < RELATIVE_ERROR
+
+    def processes_of(self, index: int) -> list[psutil.Process]:
+        """The averager of a member, hivemind's forks and p2pd."""
+        pid = self.reducers[index].pid
+        assert pid is not None
+        averager = psutil.Process(pid)
+        return [averager, *averager.children(recursive=True)]
+
+
+@dataclass(frozen=True)
+class Side:
+    """As much of a Network as the averager uses."""
+
+    peer_id: PeerId
+    pair: Pair
+
+    async def send(self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()) -> None:
+        await self.pair.send(self.peer_id, peer, message, tensors)
+
+
+@asynccontextmanager
+async def pair_of_members() -> AsyncIterator[Pair]:
+    pair = Pair()
+    async with trio.open_nursery() as nursery:
+        for peer in PEERS:
+            observer = TracingObserver(peer, Trace())
+            reducer = HivemindReducer(OPTIONS, LIMITS, observer, random.Random(0))
+            nursery.start_soon(reducer.run)
+            pair.reducers.append(reducer)
+            pair.observers.append(observer)
+            pair.averagers[peer] = AgreedAverager(Side(peer, pair), LIMITS, reducer, observer)
+        yield pair
+        nursery.cancel_scope.cancel()
+
+
+async def gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether all end within a few seconds."""
+    with trio.move_on_after(10):
+        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+            await trio.sleep(0.1)
+        return True
+    return False
+
+
+async def test_members_agree_and_an_averager_that_is_killed_is_replaced() -> None:
+    """The kernel kills it and hivemind's forks would live on; all that was left of it is gone."""
+    async with pair_of_members() as pair:
+        await pair.round()
+        await pair.round()
+        first = pair.processes_of(0)
+        assert len(first) >= 4  # averager, DHT, p2pd, DecentralizedAverager
+        os.kill(first[0].pid, signal.SIGKILL)
+        await pair.round()
+        assert await gone(first)
+        assert pair.processes_of(0)[0].pid != first[0].pid
+        last = [p for index in range(2) for p in pair.processes_of(index)]
+    assert await gone(last)
+    assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_shoal*"))
+    assert not any(name.split(".")[0] == "hivemind" for name in sys.modules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["averager", "fork"])
+async def test_a_frozen_averager_is_replaced(which: str) -> None:
+    """Its member lives and says so; hivemind's limits end the round for the other."""
+    async with pair_of_members() as pair:
+        await pair.round()
+        frozen = pair.processes_of(1)
+        victims = frozen[:1] if which == "averager" else frozen[1:]
+
+        def freeze() -> None:
+            for process in victims:
+                process.suspend()
+
+        await pair.round(freeze)
+        assert pair.processes_of(1)[0].pid != frozen[0].pid
+        assert await gone(frozen)
+
+
+def test_a_buffer_is_one_memory_in_both_processes_and_is_swept() -> None:
+    buffer = SharedBuffer(1000)
+    assert buffer.path.stat().st_mode & 0o777 == 0o600
+    buffer.tensor.fill_(3.0)
+    again = torch.from_file(str(buffer.path), shared=True, size=1000, dtype=torch.float32)
+    again[7] = 8.0
+    assert buffer.tensor[7] == 8.0
+    assert buffer.path not in sweep()  # its owner lives
+    buffer.close()
+    assert not buffer.path.exists()
+
+
+def test_no_room_for_a_buffer_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="no room for"):
+        SharedBuffer(2**50, tmp_path)
+    with pytest.raises(ResourceError, match="no room for"):
+        SharedBuffer(10, tmp_path / "missing")
+    assert not list(tmp_path.iterdir())
