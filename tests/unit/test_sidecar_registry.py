@@ -49,4 +49,4 @@ async def test_a_full_dht_holds_nothing_else_up() -> None:
         nursery.start_soon(live)
         assert len(await registry.nodes()) == 160
         nursery.cancel_scope.cancel()
-    assert turns >= 200 // 32
+    assert turns >= 2
