@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -54,7 +54,13 @@ def _is_kept(origin: str, paths: StatePaths) -> bool:
     return origin == str(paths.config) or origin.startswith("--")
 
 
-def run_daemon(paths: StatePaths, flags: Mapping[str, object], *, as_json: bool) -> int:
+def run_daemon(
+    paths: StatePaths,
+    flags: Mapping[str, object],
+    *,
+    as_json: bool,
+    options: Sequence[str] = (),
+) -> int:
     """Run the daemon until it ends; tell each change of its state; return its exit status.
 
     ``flags`` are those that were remembered: the daemon must not see a variable that they overrule.
@@ -62,7 +68,7 @@ def run_daemon(paths: StatePaths, flags: Mapping[str, object], *, as_json: bool)
     tell = _tell_json if as_json else _tell_text
     with Lifeline() as lifeline, ControlClient(paths.root) as client:
         _forget_old_invite(paths, client)
-        process = launch_daemon(paths.root, lifeline, environment=_without(flags))
+        process = launch_daemon(paths.root, lifeline, environment=_without(flags), options=options)
         with _signals_to(process):
             news = News(paths, lambda: _status(client))
             while process.poll() is None:

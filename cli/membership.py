@@ -53,6 +53,9 @@ def join(
     memory: MemoryOption = None,
     metrics_port: MetricsPortOption = None,
     data: DataOption = None,
+    no_retry: Annotated[
+        bool, typer.Option("--no-retry", help="Give up when no seed of the swarm answers.")
+    ] = False,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,7 +78,8 @@ def join(
     if config.invite is None:
         raise _no_invite(paths, config)
     say(f"joining as {config.role}; the node's directory is {paths.root}")
-    raise typer.Exit(run_daemon(paths, flags, as_json=as_json))
+    options = ("--no-retry",) if no_retry else ()
+    raise typer.Exit(run_daemon(paths, flags, as_json=as_json, options=options))
 
 
 def _invite_in_file(paths: StatePaths) -> str | None:

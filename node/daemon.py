@@ -34,9 +34,10 @@ from node.compute import ThreadRunner, use_threads
 from node.config import LoadedConfig
 from node.control import serve_control
 from node.ending import Ending, hold_lifeline
+from node.entrance import ClockWatch, Entrance
 from node.facade import Facade, RunningNode
 from node.faults import faults_from
-from node.identity import load_or_create_key, sole_use
+from node.identity import load_or_create_key, sole_key, sole_use
 from node.invites import publish_invite, withdraw_invite
 from node.journal import FileJournal
 from node.logs import LOGGER, logging_to
@@ -48,7 +49,9 @@ from node.registration import Registration
 from node.sidecar.registry import SidecarRegistry
 from node.sidecar.supervisor import Sidecar, SidecarOptions
 from node.snapshots import FileSnapshots
+from node.transport.addresses import refuse_taken
 from node.transport.network import Libp2pNetwork
+from node.transport.probe import Prober
 from node.transport.session import Heartbeat
 from node.watchdog import Progress, watch
 from protocol.averaging import Averager
@@ -75,6 +78,7 @@ class Daemon:
     environment: Mapping[str, str]
     invite: Invite | None
     signed: SignedManifest | None
+    retries: bool = True
     metrics: Metrics = field(default_factory=Metrics)
     progress: Progress = field(default_factory=Progress)
 
@@ -96,6 +100,12 @@ class Daemon:
             self.key, self._sidecar_options(), self.deadlines, self.observer, self.rng
         )
         self.registry = SidecarRegistry(self.sidecar, self.key, self.swarm)
+        self.entrance = Entrance(
+            self.key.peer_id, self.invite, self.sidecar, self.registry,
+            Prober(self.key, self.swarm, self.deadlines, self.observer), self.deadlines,
+            self.observer, retries=self.retries,
+        )  # fmt: skip
+        self.clock = ClockWatch(self.observer)
 
     @property
     def _invited(self) -> Invite:
@@ -129,6 +139,7 @@ class Daemon:
             )  # fmt: skip
             nursery.start_soon(watch, self.observer, self.progress)
             nursery.start_soon(self._measure)
+            self._refuse_taken_ports()
             served = await nursery.start(
                 serve_control, self.facade, self.metrics.exposition, self.paths.socket,
                 self.loaded.config.metrics_port, self.loaded.config.metrics_host,
@@ -138,23 +149,24 @@ class Daemon:
             supplies = await self._supply(self.signed.manifest) if self.signed else None
             await nursery.start(self.sidecar.run)
             self.ports.remember("dht", self.sidecar.addresses)
+            nursery.start_soon(self.entrance.ask_organiser, self._has_peers)
             manifest = await self._learn_manifest()
             await self._serve_swarm(manifest, supplies or await self._supply(manifest), nursery)
             nursery.cancel_scope.cancel()
 
+    def _refuse_taken_ports(self) -> None:
+        """libp2p and p2pd would say it later, and less clearly."""
+        config = self.loaded.config
+        for port in (config.listen_port, config.dht_port):
+            refuse_taken(config.listen_host, port)
+
+    def _has_peers(self) -> bool:
+        return self.facade.running is not None and bool(self.facade.running.network.connected())
+
     async def _learn_manifest(self) -> Manifest:
         """Read the manifest from the state directory, or fetch it until a node has it."""
-        pause_s, began = self.deadlines.redial_backoff_s, trio.current_time()
-        while self.signed is None:
-            try:
-                self.signed = await self.registry.fetch_manifest()
-            except ShoalError as error:
-                # it takes a moment until the side-car knows others: only then is it a problem
-                is_early = trio.current_time() - began < self.deadlines.sidecar_call_s
-                problem = {} if is_early else {"code": error.code, "cause": error.cause}
-                self.observer.event("manifest_awaited", next_try_s=round(pause_s, 1), **problem)
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self.deadlines.request_s)
+        self.signed = await self.entrance.find_manifest(self.signed)
+        await self.entrance.refuse_twin()
         draft = self.paths.manifest.with_suffix(".new")
         draft.write_text(self.signed.to_toml())
         draft.replace(self.paths.manifest)  # half a manifest would keep the node from starting
@@ -186,9 +198,7 @@ class Daemon:
         )
         core = self._make_core(manifest, network, plan, corpus, averager)
         self.facade.running = RunningNode(manifest, network, core, corpus)
-        nursery.start_soon(
-            self.registration.watch, lambda: bool(network.connected()), self.sidecar.restart
-        )
+        nursery.start_soon(self.registration.watch, self._has_peers, self.sidecar.restart)
         nursery.start_soon(self._drain_when_told, core, nursery.cancel_scope)
         nursery.start_soon(self._save_when_done, core, manifest)
         if config.role == "organiser":
@@ -267,6 +277,7 @@ class Daemon:
             running = self.facade.running
             if running is not None:
                 self.observer.gauge("peers", len(running.network.connected()))
+                self.clock.look([session.clock_offset_s for session in running.network.peers()])
                 leading = running.core.leading
                 self.observer.gauge("paused", float(bool(leading and leading.deserted_stages)))
                 state = running.core.ctx.state if running.core.ctx else None
@@ -307,7 +318,12 @@ class Daemon:
 
 
 def run_daemon(
-    paths: StatePaths, loaded: LoadedConfig, environment: Mapping[str, str], lifeline_fd: int | None
+    paths: StatePaths,
+    loaded: LoadedConfig,
+    environment: Mapping[str, str],
+    lifeline_fd: int | None,
+    *,
+    retries: bool = True,
 ) -> int:
     """Run one daemon until it has left its swarm; return its exit status (``node.ending``).
 
@@ -322,10 +338,11 @@ def run_daemon(
         withdraw_invite(paths, config)  # one that a killed daemon left
         invite = Invite.decode(config.invite, time.time()) if config.invite else None
         signed = _known_manifest(paths, invite)
-        daemon = Daemon(paths, loaded, key, environment, invite, signed)
+        daemon = Daemon(paths, loaded, key, environment, invite, signed, retries)
         try:
-            trio.run(daemon.run)
-            return daemon.ending.status
+            with sole_key(key.peer_id):
+                trio.run(daemon.run)
+                return daemon.ending.status
         except BaseExceptionGroup as group:
             cause = _first_cause(group)
             if not isinstance(cause, ShoalError):

@@ -6,16 +6,19 @@ import errno
 import fcntl
 import os
 import secrets
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from node.paths import StatePaths
 from protocol.errors import IdentityError, ResourceError
-from protocol.keys import NodeKey
+from protocol.keys import NodeKey, PeerId
 
 _FORBIDDEN_MODE = 0o077
 _MAX_KEY_FILE_BYTES = 4096
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid of Linux
 
 
 def load_or_create_key(paths: StatePaths) -> NodeKey:
@@ -90,6 +93,50 @@ def sole_use(paths: StatePaths) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def sole_key(peer_id: PeerId) -> Iterator[None]:
+    """Hold the key on this computer; raise IdentityError if a process of this user has it.
+
+    An abstract socket is a lock that the kernel drops with the process. A stranger could bind the
+    name, too, and is not believed: the kernel tells who listens.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+        name = f"\0shoal/key/{peer_id}"
+        try:
+            lock.bind(name)
+            lock.listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ResourceError(f"cannot lock the key: {error.strerror}") from error
+            _refuse_if_ours(name)
+        yield
+
+
+def _refuse_if_ours(name: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(name)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return  # it has ended by now
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    if uid == os.geteuid():
+        raise IdentityError(
+            f"another node on this computer (process {pid}{_state_of(pid)}) runs with this key",
+            "Stop that node, or give this one a key of its own: another --state.",
+        )
+
+
+def _state_of(pid: int) -> str:
+    """Return the state directory that a daemon's command line names."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    return f", {words[words.index('--state') + 1]}" if "--state" in words[:-1] else ""
 
 
 def _open_lock(path: Path) -> int:

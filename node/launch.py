@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -51,11 +51,12 @@ def launch_daemon(
     *,
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start the daemon of a state directory in a session of its own; Ctrl-C does not reach it.
 
     Its stdout and stderr go to ``output``, or both to our stderr; its environment is ours if none
-    is given.
+    is given. ``options`` are further ones of ``node.main``.
     """
     return subprocess.Popen(
         [
@@ -67,6 +68,7 @@ def launch_daemon(
             str(state_dir),
             "--lifeline-fd",
             str(lifeline.fileno),
+            *options,
         ],
         stdin=subprocess.DEVNULL,
         stdout=output if output is not None else sys.stderr,

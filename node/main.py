@@ -24,11 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="node.main", description=__doc__)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--lifeline-fd", type=int, default=None)
+    parser.add_argument("--no-retry", action="store_true")
     parser.add_argument("--debug", action="store_true")
     options = parser.parse_args(arguments)
     paths = state_paths(options.state)
     try:
-        return run_daemon(paths, load_config(paths.config), os.environ, options.lifeline_fd)
+        loaded, retries = load_config(paths.config), not options.no_retry
+        return run_daemon(paths, loaded, os.environ, options.lifeline_fd, retries=retries)
     except Exception as error:  # boundary: whatever it was, its owner gets two lines
         if options.debug:
             traceback.print_exc()

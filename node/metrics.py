@@ -76,6 +76,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("stage", "index", "The stage that this node serves; 0 is a data node, -1 none."),
     _gauge("peers", "sessions", "Peers whose session is up."),
     _gauge("queue_depth", "items", "Items that wait in each queue.", "queue"),
+    _gauge("clock_offset_seconds", "seconds", "How far peers' clocks are ahead, the middle one."),
     _gauge("loop_lag_seconds", "seconds", "How late the event loop last woke up."),
     _gauge("sidecar_up", "boolean", "1 while the DHT side-car answers."),
     _gauge("paused", "boolean", "1 while a stage has no living holder; authorities alone know it."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import trio
@@ -16,6 +17,7 @@ from protocol.records import MAX_LIFETIME_S, NodeRecord, open_record, sign
 
 # Signatures that are checked without a break: some milliseconds.
 _AT_ONCE = 32
+_OWN_REMEMBERED = 64  # records of this process, more than can be alive at once
 
 
 class SidecarRegistry:
@@ -35,6 +37,9 @@ class SidecarRegistry:
         self._opened: dict[bytes, NodeRecord] = {}
         self._manifest: str | None = None
         self._manifest_expires_at = 0.0
+        self._own: deque[bytes] = deque(maxlen=_OWN_REMEMBERED)
+        # Hears of records under this node's key that this process did not sign.
+        self.on_foreign: Callable[[NodeRecord], None] | None = None
         sidecar.after_restart = self._republish
 
     async def publish(self, record: NodeRecord) -> None:
@@ -56,6 +61,7 @@ class SidecarRegistry:
             }
         )
         self._published = sign(record, self._key), record
+        self._own.append(self._published[0])
         await self._store(self._published[0])
         if self._manifest and self._manifest_expires_at < now + MAX_LIFETIME_S / 2:
             await self.publish_manifest(self._manifest)
@@ -87,6 +93,9 @@ class SidecarRegistry:
         # Most records are those of the last look: their signatures are not checked again.
         self._opened = {d: r for d, r in opened.items() if r.expires_at > now}
         self._catch_up()
+        for data, record in self._opened.items():
+            if record.peer_id == self._key.peer_id and data not in self._own and self.on_foreign:
+                self.on_foreign(record)
         return tuple(self._opened.values())
 
     async def num_witnesses(self) -> int:

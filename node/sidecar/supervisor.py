@@ -30,7 +30,7 @@ _BACKOFF_FIRST_S = 0.2
 _BACKOFF_LAST_S = 20.0
 # A side-car that lived this long begins again at the first back-off.
 _SETTLED_S = 30.0
-_JOIN_POLL_S = 0.1
+_JOIN_POLL_S, _LAST_JOIN_POLL_S = 0.1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,16 @@ class Sidecar:
         what = type(request).__name__
         raise SidecarError(f"the side-car did not answer {what} within {limit_s:g} s")
 
-    async def wait_joined(self) -> None:
-        """Return when another side-car is known; raise Unreachable after ``sidecar_start_s``."""
-        with trio.move_on_after(self._deadlines.sidecar_start_s):
+    async def wait_joined(self, limit_s: float) -> None:
+        """Return when another side-car is known; raise Unreachable after ``limit_s``."""
+        pause_s = _JOIN_POLL_S
+        with trio.move_on_after(limit_s):
             while True:
                 self._learn(await self.call(channel.Ping(), channel.Pong))
                 if self.num_neighbours:
                     return
-                await trio.sleep(_JOIN_POLL_S)
+                await trio.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, _LAST_JOIN_POLL_S)
         seeds = ", ".join(self._options.bootstrap) or "none was given"
         raise Unreachable(f"no seed of the swarm answered ({seeds})")
 

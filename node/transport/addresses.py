@@ -43,6 +43,12 @@ def ports_held(addresses: Sequence[str]) -> Iterator[None]:
         yield
 
 
+def refuse_taken(ip: str, port: int) -> None:
+    """Raise ResourceError if anybody listens on a port that this node is to have."""
+    if port:
+        _probe(ip, port)
+
+
 def _probe(ip: str, port: int) -> None:
     """Bind without SO_REUSEPORT for a moment: that fails if anybody listens there."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET

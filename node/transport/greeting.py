@@ -44,6 +44,13 @@ class Greeter:
 
     async def greet(self, stream: MuxedStream, session: bytes, lane: Lane) -> HelloAck:
         """Introduce a stream; Refused if the peer does not want it."""
+        answer = await self.ask(stream, session, lane)
+        if answer.refusal is not None:
+            raise Refused(answer.refusal)
+        return answer
+
+    async def ask(self, stream: MuxedStream, session: bytes, lane: Lane) -> HelloAck:
+        """Introduce a stream and return the answer, a refusal too."""
         hello = Hello(
             version=PROTOCOL_VERSION,
             swarm=self.swarm,
@@ -56,8 +63,6 @@ class Greeter:
         answer = await receive_greeting(stream, self.codec)
         if not isinstance(answer, HelloAck):
             raise ProtocolViolation("a hello was answered with a hello")
-        if answer.refusal is not None:
-            raise Refused(answer.refusal)
         return answer
 
     async def receive(self, stream: MuxedStream) -> Hello:

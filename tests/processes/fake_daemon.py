@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path)
     parser.add_argument("--lifeline-fd", type=int)
+    parser.add_argument("--no-retry", action="store_true")
     options = parser.parse_args()
     behaviour = os.environ.get("SHOAL_FAKE", "")
     print("fake daemon started", file=sys.stderr, flush=True)

@@ -107,7 +107,7 @@ async def start(nursery: trio.Nursery, *members: Member) -> None:
     for member in members:
         await nursery.start(member.sidecar.run)
         if member.bootstrap:
-            await member.sidecar.wait_joined()
+            await member.sidecar.wait_joined(60.0)
 
 
 async def eventually(check: Callable[[], object], within_s: float) -> None:
@@ -195,7 +195,7 @@ async def test_seed_may_come_later() -> None:
         await nursery.start(early.sidecar.run)
         assert early.sidecar.num_neighbours == 0
         await nursery.start(seed.sidecar.run)
-        await early.sidecar.wait_joined()
+        await early.sidecar.wait_joined(60.0)
         nursery.cancel_scope.cancel()
 
 

@@ -17,7 +17,7 @@ RECIPE = SHAPE | {"--data-nodes", "--microbatch", "--learning-rate", "--seed", "
 FLAGS = {
     "": {"--version", "--debug"},
     "demo": RECIPE | {"--data", "--keep", "--json"},
-    "join": NODE | LIMITS | {"--role", "--stage", "--data"},
+    "join": NODE | LIMITS | {"--role", "--stage", "--data", "--no-retry"},
     "status": NODE,
     "peers": NODE,
     "leave": NODE,

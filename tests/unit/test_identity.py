@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.identity import load_key, load_or_create_key, sole_use
+from node.identity import load_key, load_or_create_key, sole_key, sole_use
 from node.paths import StatePaths, state_paths
 from protocol.errors import IdentityError, ResourceError
 from protocol.keys import NodeKey
@@ -112,3 +114,31 @@ def test_the_state_directory_comes_from_flag_then_environment(tmp_path: Path) ->
     assert state_paths(None, environ).root == tmp_path / "env"
     assert state_paths(None, {}).root.name == "shoal"
     assert state_paths(Path("~/x"), {}).root == Path.home() / "x"
+
+
+def test_one_key_runs_once_on_a_computer(tmp_path: Path) -> None:
+    peer = NodeKey(secrets.token_bytes(32)).peer_id
+    code = (
+        "import sys; from node.identity import sole_key\n"
+        "with sole_key(sys.argv[1]):\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, peer, "--state", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(IdentityError, match=f"process {holder.pid}, {tmp_path}"):
+            sole_key(peer).__enter__()
+        holder.kill()
+        holder.wait()
+        with sole_key(peer):  # a killed node leaves no lock behind
+            pass
+
+
+def test_a_strangers_lock_turns_nobody_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who binds the name of a key that is not theirs must not keep its owner from starting."""
+    peer = NodeKey(secrets.token_bytes(32)).peer_id
+    with sole_key(peer):
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        with sole_key(peer):
+            pass

@@ -26,6 +26,7 @@ EXPOSED = {
     "shoal_errors_total",
     "shoal_frames_total",
     "shoal_gradient_norm",
+    "shoal_clock_offset_seconds",
     "shoal_loop_lag_seconds",
     "shoal_loss",
     "shoal_microbatches_committed_total",
