@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from protocol.messages import Message
 from protocol.ports import Envelope, Tensor
 from protocol.simulation.trace import Trace, TracingObserver
 
-PEERS = tuple(sorted(NodeKey(bytes([k]) * 32).peer_id for k in range(1, 3)))
+PEERS = tuple(sorted(NodeKey(bytes([k]) * 32).peer_id for k in range(1, 4)))
 OPTIONS = ReducerOptions(listen=("/ip4/127.0.0.1/tcp/0",), maps_port=False)
 LIMITS = Deadlines()
 LENGTH = 300_001
@@ -35,9 +35,11 @@ RELATIVE_ERROR = 1e-6  # measured: 4e-8
 
 
 @dataclass
-class Pair:
-    """Two members of a stage in this process; each has its averager's processes."""
+class Members:
+    """The members of a stage in this process; each has its averager's processes."""
 
+    peers: tuple[PeerId, ...]
+    length: int
     averagers: dict[PeerId, AgreedAverager] = field(default_factory=dict)
     reducers: list[HivemindReducer] = field(default_factory=list)
     observers: list[TracingObserver] = field(default_factory=list)
@@ -50,28 +52,27 @@ class Pair:
         copies = tuple(tensor.clone() for tensor in tensors)
         self.averagers[peer].deliver(Envelope(sender, message, copies))
 
-    async def round(self, mishap: Callable[[], None] | None = None, after_s: float = 0.0) -> None:
+    async def round(self, mishap: Callable[[], Awaitable[None]] | None = None) -> None:
         """One round, during which something may happen; all must have the sum, bit for bit."""
         chance = torch.Generator().manual_seed(self.step)
-        gradients = [torch.randn(LENGTH, generator=chance) for _ in PEERS]
+        gradients = [torch.randn(self.length, generator=chance) for _ in self.peers]
         totals: list[tuple[Tensor, int]] = []
-        round_ = Round(self.step, 1, 0, 1, PEERS)
+        round_ = Round(self.step, 1, 0, 1, self.peers)
         self.step += 1
 
         async def take_part(index: int) -> None:
-            averager = self.averagers[PEERS[index]]
+            averager = self.averagers[self.peers[index]]
             totals.append(await averager.total(round_, gradients[index], index + 1))
 
         async with trio.open_nursery() as nursery:
-            for index in range(len(PEERS)):
+            for index in range(len(self.peers)):
                 nursery.start_soon(take_part, index)
             if mishap:
-                await trio.sleep(after_s)
-                mishap()
+                await mishap()
         exact = sum(gradient.double() for gradient in gradients)
         for total, count in totals:
             assert torch.equal(total, totals[0][0])
-            assert count == 3
+            assert count == sum(range(1, len(self.peers) + 1))
             assert float((total - exact).norm() / exact.norm()) < RELATIVE_ERROR
 
     def processes_of(self, index: int) -> list[psutil.Process]:
@@ -87,25 +88,27 @@ class Side:
     """As much of a Network as the averager uses."""
 
     peer_id: PeerId
-    pair: Pair
+    members: Members
 
     async def send(self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()) -> None:
-        await self.pair.send(self.peer_id, peer, message, tensors)
+        await self.members.send(self.peer_id, peer, message, tensors)
 
 
 @asynccontextmanager
-async def pair_of_members() -> AsyncIterator[Pair]:
-    pair = Pair()
+async def stage_of(num: int, length: int = LENGTH) -> AsyncIterator[Members]:
+    stage = Members(PEERS[:num], length)
     async with trio.open_nursery() as nursery:
-        for peer in PEERS:
+        for peer in stage.peers:
             observer = TracingObserver(peer, Trace())
             reducer = HivemindReducer(OPTIONS, LIMITS, observer, random.Random(0))
             nursery.start_soon(reducer.run)
-            pair.reducers.append(reducer)
-            pair.observers.append(observer)
-            pair.averagers[peer] = AgreedAverager(Side(peer, pair), LIMITS, reducer, observer)
-        yield pair
+            stage.reducers.append(reducer)
+            stage.observers.append(observer)
+            stage.averagers[peer] = AgreedAverager(Side(peer, stage), LIMITS, reducer, observer)
+        yield stage
+        last = [p for i, r in enumerate(stage.reducers) if r.pid for p in stage.processes_of(i)]
         nursery.cancel_scope.cancel()
+    assert await gone(last)
 
 
 async def gone(processes: Sequence[psutil.Process]) -> bool:
@@ -119,17 +122,15 @@ async def gone(processes: Sequence[psutil.Process]) -> bool:
 
 async def test_members_agree_and_an_averager_that_is_killed_is_replaced() -> None:
     """The kernel kills it and hivemind's forks would live on; all that was left of it is gone."""
-    async with pair_of_members() as pair:
-        await pair.round()
-        await pair.round()
-        first = pair.processes_of(0)
+    async with stage_of(2) as stage:
+        await stage.round()
+        await stage.round()
+        first = stage.processes_of(0)
         assert len(first) >= 4  # averager, DHT, p2pd, DecentralizedAverager
         os.kill(first[0].pid, signal.SIGKILL)
-        await pair.round()
+        await stage.round()
         assert await gone(first)
-        assert pair.processes_of(0)[0].pid != first[0].pid
-        last = [p for index in range(2) for p in pair.processes_of(index)]
-    assert await gone(last)
+        assert stage.processes_of(0)[0].pid != first[0].pid
     assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_shoal*"))
     assert not any(name.split(".")[0] == "hivemind" for name in sys.modules)
 
@@ -138,18 +139,43 @@ async def test_members_agree_and_an_averager_that_is_killed_is_replaced() -> Non
 @pytest.mark.parametrize("which", ["averager", "fork"])
 async def test_a_frozen_averager_is_replaced(which: str) -> None:
     """Its member lives and says so; hivemind's limits end the round for the other."""
-    async with pair_of_members() as pair:
-        await pair.round()
-        frozen = pair.processes_of(1)
+    async with stage_of(2) as stage:
+        await stage.round()
+        frozen = stage.processes_of(1)
         victims = frozen[:1] if which == "averager" else frozen[1:]
 
-        def freeze() -> None:
+        async def freeze() -> None:
             for process in victims:
                 process.suspend()
 
-        await pair.round(freeze)
-        assert pair.processes_of(1)[0].pid != frozen[0].pid
+        await stage.round(freeze)
+        assert stage.processes_of(1)[0].pid != frozen[0].pid
         assert await gone(frozen)
+
+
+@pytest.mark.slow
+async def test_a_death_in_the_all_reduce_makes_no_mixture() -> None:
+    """hivemind tells the survivors that all went well, while some parts lack the dead one's."""
+    async with stage_of(3, 6_000_000) as stage:
+        await stage.round()
+        dead = stage.processes_of(2)
+
+        async def kill_when_parts_come_back() -> None:
+            buffer = stage.reducers[2]._buffer
+            assert buffer is not None
+            with trio.fail_after(LIMITS.averaging_s):
+                values = buffer.tensor.clone()
+                while torch.equal(values[::5000], buffer.tensor[::5000]):  # last round's
+                    await trio.sleep(0.001)
+                await trio.sleep(0.02)
+                values = buffer.tensor[::5000].clone()
+                while torch.equal(values, buffer.tensor[::5000]):  # what it gave
+                    await trio.sleep(0.001)
+            os.killpg(dead[0].pid, signal.SIGKILL)
+
+        await stage.round(kill_when_parts_come_back)
+        assert stage.processes_of(2)[0].pid != dead[0].pid
+        assert sum(observer.counts["errors"] for observer in stage.observers) >= 1
 
 
 def test_a_buffer_is_one_memory_in_both_processes_and_is_swept() -> None:
