@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -204,15 +204,15 @@ class Container:
         )
         return done.stdout if done.returncode == 0 else ""
 
-    def processes(self) -> list[tuple[int, str]]:
-        """(pid on the host, name) of what runs inside."""
+    def processes(self, name: str | None = None) -> list[psutil.Process]:
+        """What runs inside, or what of it has this name."""
         first = self._first()
         found = [first, *first.children(recursive=True)] if first else []
-        return [(process.pid, process.name()) for process in found if process.is_running()]
+        return [process for process in found if name in (None, _told(process.name))]
 
-    def zombies(self) -> list[int]:
+    def zombies(self) -> list[psutil.Process]:
         """Processes that ended and that nobody reaped."""
-        return [p for p, _ in self.processes() if psutil.Process(p).status() == "zombie"]
+        return [p for p in self.processes() if _told(p.status) == psutil.STATUS_ZOMBIE]
 
     def last_words(self) -> str:
         """The end of the output and of the node's log."""
@@ -221,10 +221,6 @@ class Container:
         return "\n".join(texts)
 
     # --- ending ----------------------------------------------------------------------------
-
-    def kill(self, pid: int) -> None:
-        """Kill one process inside."""
-        os.kill(pid, signal.SIGKILL)
 
     def terminate(self) -> None:
         """Send SIGTERM to process 1, as `docker stop` does."""
@@ -256,6 +252,14 @@ class Container:
             if first is not None:
                 first.kill()  # the kernel ends all others of its namespace
             self._process.wait()
+
+
+def _told(ask: Callable[[], str]) -> str:
+    """Ask a process something; nothing if it is gone by now."""
+    try:
+        return ask()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _run(*command: str) -> None:

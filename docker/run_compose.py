@@ -26,6 +26,7 @@ NODES = ("organiser", *(f"volunteer-{k}" for k in range(1, 7)))
 STEPS = 3
 LIMIT_S = 300.0
 POLL_S = 1.0
+_must_run: list[Container] = []
 
 
 def main() -> None:
@@ -45,8 +46,16 @@ def main() -> None:
             )
             for name, service in services.items()
         }
+        ready: set[str] = set()
         for name in started_in_order(services):
-            bring_up(name, services, containers)
+            for other, wanted in services[name].get("depends_on", {}).items():
+                if other not in ready:
+                    await_service(containers[other], wanted["condition"])
+                    ready.add(other)
+            containers[name].start()
+            if name != "create":
+                _must_run.append(containers[name])
+            said(f"{name} started")
         check_running(containers)
         check_healing(containers["volunteer-1"])
         check_ends(containers)
@@ -73,17 +82,13 @@ def started_in_order(services: dict[str, dict[str, dict[str, object]]]) -> list[
     return order
 
 
-def bring_up(name: str, services: dict[str, dict], containers: dict[str, Container]) -> None:
-    """Start a service when those it depends on are as it asks."""
-    for other, wanted in services[name].get("depends_on", {}).items():
-        if wanted["condition"] == "service_healthy":
-            wait_for(containers[other].is_healthy, f"{other} to be healthy")
-        else:
-            container = containers[other]
-            wait_for(lambda c=container: c.status() is not None, f"{other} to end")
-            must(container.status() == 0, f"{other} ended with 0", container)
-    containers[name].start()
-    said(f"{name} started")
+def await_service(container: Container, condition: str) -> None:
+    """Wait until a service is as those who depend on it ask."""
+    if condition == "service_healthy":
+        wait_for(container.is_healthy, f"{container.name} to be healthy")
+        return
+    wait_for(lambda: container.status() is not None, f"{container.name} to end")
+    must(container.status() == 0, f"{container.name} ended with 0", container)
 
 
 def check_running(containers: dict[str, Container]) -> None:
@@ -109,22 +114,25 @@ def check_running(containers: dict[str, Container]) -> None:
 
 
 def check_healing(container: Container) -> None:
-    """Kill p2pd: the side-car comes back, and process 1 has reaped what was left."""
-    before = [pid for pid, name in container.processes() if name == "p2pd"]
-    must(len(before) == 1, f"{container.name} has one p2pd", container)
-    container.kill(before[0])
+    """Kill p2pd, then the side-car: both come back, and process 1 has reaped what was left."""
 
-    def is_healed() -> bool:
-        found = [pid for pid, name in container.processes() if name == "p2pd"]
-        return len(found) == 1 and found != before
+    for victim in ("p2pd", "the side-car"):
+        before = container.processes("p2pd")
+        must(len(before) == 1, f"{container.name} has one p2pd", container)
+        (before[0] if victim == "p2pd" else before[0].parent()).kill()
 
-    wait_for(is_healed, "another p2pd")
-    wait_for(lambda: container.zombies() == [], "no zombie to be left")
+        def is_healed(old: object = before) -> bool:
+            now = container.processes("p2pd")
+            return len(now) == 1 and now != old
+
+        wait_for(is_healed, f"{victim} to be replaced")
+        wait_for(lambda: container.zombies() == [], "no zombie to be left")
 
 
 def check_ends(containers: dict[str, Container]) -> None:
     """One SIGTERM each: the volunteers drain while the organiser is there, then the rest."""
     last = ("organiser", "prometheus")
+    _must_run.clear()
     for names in ([n for n in NODES if n not in last], [*last]):
         began = time.monotonic()
         for name in names:
@@ -153,6 +161,8 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     """Poll until ``condition`` holds; end the program if it does not in time."""
     began = time.monotonic()
     while not condition():
+        for container in _must_run:
+            must(container.status() is None, f"{container.name} still runs", container)
         if time.monotonic() - began > LIMIT_S:
             sys.exit(f"FAILED: waited {LIMIT_S:.0f} s for {what}")
         time.sleep(POLL_S)
