@@ -39,7 +39,7 @@ from protocol.wire import Limits
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-EVERY_S, REST_S, START_S = 0.5, 2.0, 20.0
+EVERY_S, REST_S, END_S = 0.5, 2.0, 20.0
 RECIPE = Recipe(
     name="flood", layers=1, width=32, heads=1, context=32, stages=1, holders=2, quota=4,
     microbatch=2, steps=10**6, learning_rate=1e-3,
@@ -59,7 +59,7 @@ class Row:
     cpu: float = 0.0
     worst_rtt_ms: float = 0.0
     lost: int = 0
-    steps: int = 0
+    steps: float = 0.0
 
 
 class Honest:
@@ -114,17 +114,18 @@ class Honest:
 def measure(swarm: LocalSwarm, invite: Invite, attack: str, seconds: float) -> Row:
     """Flood the organiser in one way and look at it meanwhile."""
     row, pid = Row(attack), swarm.organiser.pid
-    address, before = invite.nodes[0], look_at(pid)
+    address = invite.nodes[0]
     honest = Honest(address, invite.swarm_id)
-    last = max((step.step for step in swarm.organiser.steps()), default=-1)
-    began, most = time.monotonic(), 0.0
     with honest.running(), _attacker(attack, address, invite, seconds) as child:
-        while child.poll() is None and time.monotonic() - began < seconds + START_S:
+        before, last = look_at(pid), _last_step(swarm)
+        began, most = time.monotonic(), 0.0
+        while child.poll() is None and time.monotonic() - began < seconds + END_S:
             most = max(most, _mib(look_at(pid)))
             time.sleep(0.25)
+        passed_s, after = time.monotonic() - began, look_at(pid)
+        row.steps = (_last_step(swarm) - last) / passed_s
         child.kill()
         said = child.communicate()[0]
-    passed_s, after = time.monotonic() - began, look_at(pid)
     done = json.loads(said) if said else {}
     row.per_s = done.get("amount", 0) / seconds
     row.sessions, row.cut_after_s = done.get("sessions", 0), done.get("cut_after_s")
@@ -134,9 +135,12 @@ def measure(swarm: LocalSwarm, invite: Invite, attack: str, seconds: float) -> R
     row.cpu = sum(held.cpu_s - before[kind].cpu_s for kind, held in after.items()) / passed_s
     row.lost = sum(trip is None for trip in honest.trips)
     row.worst_rtt_ms = max((trip for trip in honest.trips if trip is not None), default=0.0)
-    row.steps = max((step.step for step in swarm.organiser.steps()), default=-1) - last
     swarm.check()
     return row
+
+
+def _last_step(swarm: LocalSwarm) -> int:
+    return max((step.step for step in swarm.organiser.steps()), default=-1)
 
 
 def _mib(held: dict[str, object]) -> float:
@@ -149,7 +153,11 @@ def _attacker(
 ) -> Iterator[subprocess.Popen[bytes]]:
     swarm, limit = invite.swarm_id, str(seconds)
     command = {
-        "nothing": [sys.executable, "-c", f"import time; time.sleep({seconds})"],
+        "nothing": [
+            sys.executable,
+            "-c",
+            f"import time; print('ready', flush=True); time.sleep({seconds})",
+        ],
         "records": [sys.executable, str(HERE / "flood_records.py"), invite.seeds[0], swarm, limit],
     }.get(attack, [sys.executable, str(HERE / "flood_attacks.py"), attack, address, swarm, limit])
     child = subprocess.Popen(
@@ -157,6 +165,8 @@ def _attacker(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
+        assert child.stdout is not None
+        child.stdout.readline()  # it begins
         yield child
     finally:
         child.kill()
@@ -188,7 +198,7 @@ def markdown(rows: list[Row], seconds: float) -> str:
         f"{os.cpu_count()} processors.",
         "",
         "| attack | done per s | sessions | first cut after s | memory grown MiB | still held MiB "
-        "| victim's CPU s per s | worst round trip ms | round trips lost | steps trained |",
+        "| victim's CPU s per s | worst round trip ms | round trips lost | steps per s |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -196,7 +206,7 @@ def markdown(rows: list[Row], seconds: float) -> str:
         lines.append(
             f"| {row.attack} | {row.per_s:.0f} | {row.sessions} | {cut} | {row.grown_mib:.0f} "
             f"| {row.kept_mib:.0f} | {row.cpu:.2f} | {row.worst_rtt_ms:.0f} | {row.lost} "
-            f"| {row.steps} |"
+            f"| {row.steps:.1f} |"
         )
     return "\n".join([*lines, "", *_reading()]) + "\n"
 

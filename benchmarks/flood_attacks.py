@@ -3,7 +3,7 @@
     flood_attacks.py ATTACK ADDRESS SWARM SECONDS
 
 ADDRESS is the victim's on the data plane. Prints one JSON object: how much was done, how many
-sessions that took, and after how long the first was cut.
+sessions that took, and after how long the first was cut; before that, when it begins, "ready".
 """
 
 from __future__ import annotations
@@ -258,6 +258,7 @@ def main() -> None:
     """Do as the arguments say."""
     name, address, swarm, seconds = sys.argv[1:]
     done = Done()
+    print("ready", flush=True)
     trio.run(run, Attack(address, swarm, done, 0.0), name, float(seconds))
     print(json.dumps(asdict(done)), flush=True)
 

@@ -2,7 +2,7 @@
 
     flood_records.py SEED SWARM SECONDS
 
-SEED is the address of the victim's side-car. Prints one JSON object.
+SEED is the address of the victim's side-car. Prints "ready" when it begins, then one JSON object.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ async def records(seed: str, swarm: str, seconds: float) -> int:
     victim = PeerID.from_base58(maddr["p2p"])
     await p2p._client.connect(victim, [maddr.decapsulate(f"/p2p/{victim}")])
     await node.protocol.call_ping(victim)
+    print("ready", flush=True)
     num_taken = 0
     nodes_key, end = DHTID.generate(source=f"shoal/{swarm}/nodes"), time.monotonic() + seconds
     while time.monotonic() < end:
