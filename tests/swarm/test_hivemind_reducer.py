@@ -142,7 +142,9 @@ async def test_a_frozen_averager_is_replaced(which: str) -> None:
     async with stage_of(2) as stage:
         await stage.round()
         frozen = stage.processes_of(1)
-        victims = frozen[:1] if which == "averager" else frozen[1:]
+        # torch's keeper of shared memory has a session of its own and ends when its clients do
+        forks = [p for p in frozen[1:] if p.name() != "torch_shm_manager"]
+        victims = frozen[:1] if which == "averager" else forks
 
         async def freeze() -> None:
             for process in victims:
