@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import demo, inspection, membership, swarm
+from cli import demo, doctor, inspection, membership, swarm
 from cli.output import say
 from protocol.errors import ConfigError, ShoalError, as_shoal_error
 
@@ -31,6 +31,7 @@ app.command("join")(membership.join)
 app.command("status")(inspection.status)
 app.command("peers")(inspection.peers)
 app.command("leave")(membership.leave)
+app.command("doctor")(doctor.doctor)
 app.add_typer(swarm.app, name="swarm")
 app.add_typer(inspection.identity_app, name="identity")
 app.add_typer(inspection.config_app, name="config")

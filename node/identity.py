@@ -18,6 +18,7 @@ from protocol.keys import NodeKey, PeerId
 
 _FORBIDDEN_MODE = 0o077
 _MAX_KEY_FILE_BYTES = 4096
+_KEY_LOCK = "\0shoal/key/"
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid of Linux
 
 
@@ -103,25 +104,25 @@ def sole_key(peer_id: PeerId) -> Iterator[None]:
     name, too, and is not believed: the kernel tells who listens.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-        name = f"\0shoal/key/{peer_id}"
         try:
-            lock.bind(name)
+            lock.bind(_KEY_LOCK + peer_id)
             lock.listen()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ResourceError(f"cannot lock the key: {error.strerror}") from error
-            _refuse_if_ours(name)
+            refuse_key_in_use(peer_id)
         yield
 
 
-def _refuse_if_ours(name: str) -> None:
+def refuse_key_in_use(peer_id: PeerId) -> None:
+    """Raise IdentityError if a process of this user holds the key on this computer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(name)
+            probe.connect(_KEY_LOCK + peer_id)
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:
-            return  # it has ended by now
+            return  # nobody listens, or no longer
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     if uid == os.geteuid():
         raise IdentityError(

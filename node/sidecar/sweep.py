@@ -26,19 +26,27 @@ def make_folder() -> str:
 
 
 def sweep(temporary: Path | None = None, shared_memory: Path = Path("/dev/shm")) -> list[Path]:  # noqa: S108
-    """Remove what dead processes of this user left; return what was removed.
-
-    SIGKILL leaves a side-car's folder and torch's shared memory, which can be hundreds of MB.
-    """
-    folders = [temporary] if temporary else [Path(tempfile.gettempdir()), Path("/tmp")]  # noqa: S108
-    left = [path for folder in folders for path in _left_by_dead(folder, _FOLDER)]
-    left += _left_by_dead(shared_memory, _SHARED_MEMORY)
+    """Remove what dead processes of this user left; return what was removed."""
+    left = leftovers(temporary, shared_memory)
     for path in left:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
     return left
+
+
+def leftovers(
+    temporary: Path | None = None,
+    shared_memory: Path = Path("/dev/shm"),  # noqa: S108
+) -> list[Path]:
+    """Return what dead processes of this user left.
+
+    SIGKILL leaves a side-car's folder and torch's shared memory, which can be hundreds of MB.
+    """
+    folders = {temporary} if temporary else {Path(tempfile.gettempdir()), Path("/tmp")}  # noqa: S108
+    left = [path for folder in sorted(folders) for path in _left_by_dead(folder, _FOLDER)]
+    return [*left, *_left_by_dead(shared_memory, _SHARED_MEMORY)]
 
 
 def _left_by_dead(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:

@@ -21,6 +21,7 @@ FLAGS = {
     "status": NODE,
     "peers": NODE,
     "leave": NODE,
+    "doctor": NODE,
     "swarm": set(),
     "swarm create": NODE | RECIPE | {"--name", "--heads"},
     "swarm run": NODE | LIMITS | {"--data"},
