@@ -28,8 +28,8 @@ def check_exactly_once(moves: Iterable[Moved]) -> list[set[int]]:
     """Every stage counted the same slots in a step, each once; return the slots by step."""
     slots: dict[int, set[int]] = {}
     for moved in moves:
-        if moved.how != "apply":
-            continue
+        if not moved.counts:
+            continue  # nobody's work: the state at the very start
         if any(count not in (0, 1) for count in moved.counts):
             raise LawBrokenError(f"a microbatch was counted {max(moved.counts)} times: {moved}")
         counted = {slot for slot, count in enumerate(moved.counts) if count}

@@ -95,6 +95,11 @@ class CountedStage:
         return self._digest
 
     @property
+    def prepared_counts(self) -> tuple[int, ...]:
+        """How often each slot is in the step that made the prepared state."""
+        return self._prepared[2] if self._prepared else ()
+
+    @property
     def num_gradients(self) -> int:
         """P weights and Q slots."""
         return self._state.weights_P.numel() + self._num_slots

@@ -16,8 +16,9 @@ from protocol.simulation.trace import Trace
 class Moved:
     """A node's state became ``digest``: the one of ``stage`` after ``step`` optimiser steps.
 
-    ``counts`` says, for stages that count, how often each slot is in the step that was applied;
-    ``num_microbatches`` is what that step divided by.
+    ``counts`` says, for stages that count, how often each slot is in the step that made the state;
+    ``num_microbatches`` is what that step divided by. Both are known of a state that some node
+    prepared, also if it was applied by nobody and only read from disks again.
     """
 
     time_s: float
@@ -30,21 +31,29 @@ class Moved:
     num_microbatches: int = 0
 
 
+Made = dict[str, tuple[tuple[int, ...], int]]
+"""By the digest of each prepared state: its step's counts and divisor."""
+
+
 class WatchedStage:
     """Passes everything on to a stage and reports each move."""
 
-    def __init__(self, stage: int, inner: Any, report: Callable[[Moved], None], node: str) -> None:
+    def __init__(
+        self, stage: int, inner: Any, report: Callable[[Moved], None], node: str, made: Made
+    ) -> None:
         self._stage, self._inner, self._report, self._node = stage, inner, report, node
-        self._num_microbatches = 0
+        self._made = made
         self._moved("start")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def prepare(self, gradient_sum: Tensor, num_microbatches: int) -> str:
-        """Prepare, and remember the divisor."""
-        self._num_microbatches = num_microbatches
-        return cast(str, self._inner.prepare(gradient_sum, num_microbatches))
+        """Prepare, and remember the counts and the divisor."""
+        digest = cast(str, self._inner.prepare(gradient_sum, num_microbatches))
+        counts = getattr(self._inner, "prepared_counts", ())
+        self._made[digest] = counts, num_microbatches
+        return digest
 
     def apply(self) -> None:
         """Apply and report."""
@@ -58,7 +67,7 @@ class WatchedStage:
 
     def _moved(self, how: Literal["start", "apply", "import"]) -> None:
         inner = self._inner
-        is_applied = how == "apply"
+        counts, num_microbatches = self._made.get(inner.digest, ((), 0))
         self._report(
             Moved(
                 trio.current_time(),
@@ -67,8 +76,8 @@ class WatchedStage:
                 self._stage,
                 inner.step,
                 inner.digest,
-                getattr(inner, "counts", ()) if is_applied else (),
-                self._num_microbatches if is_applied else 0,
+                counts,
+                num_microbatches,
             )
         )
 
@@ -79,6 +88,7 @@ class Witness:
 
     trace: Trace
     moves: list[Moved] = field(default_factory=list)
+    made: Made = field(default_factory=dict)
 
     def watching(
         self,
@@ -94,7 +104,7 @@ class Witness:
             then()
 
         def make(stage: int) -> BlockStage | EdgeStage:
-            watched = WatchedStage(stage, factory(stage), report, node)
+            watched = WatchedStage(stage, factory(stage), report, node, self.made)
             return cast(BlockStage | EdgeStage, watched)
 
         return make

@@ -108,13 +108,17 @@ class LawSwarm(LocalSwarm):
     def train(self) -> None:
         """Start everybody and wait until whoever lives has written its weights."""
         self.start()
+        self.wait_for_weights(RUN_LIMIT_S)
+
+    def wait_for_weights(self, limit_s: float) -> None:
+        """Wait until whoever lives has written its weights."""
 
         def is_done() -> bool:
             return all(
                 any(self._weight_files(daemon)) for daemon in self.daemons if daemon.is_wanted
             )
 
-        self.wait_until(is_done, "the weights of every node", RUN_LIMIT_S)
+        self.wait_until(is_done, "the weights of every node", limit_s)
         self._remember_status()
 
     def survivors(self) -> list[Daemon]:
@@ -163,14 +167,17 @@ class Finished:
 
 
 def run_swarm(
-    root: Path, plan: Plan, inspect: Callable[[LawSwarm], None] = lambda swarm: None
+    root: Path,
+    plan: Plan,
+    inspect: Callable[[LawSwarm], None] = lambda swarm: None,
+    kind: type[LawSwarm] = LawSwarm,
 ) -> Finished:
     """Train by ``plan`` under ``root``; ``inspect`` sees the daemons before they are stopped.
 
     Nothing may be left running.
     """
     before = _loopback_bytes()
-    with LawSwarm(root, plan) as swarm:
+    with kind(root, plan) as swarm:
         try:
             swarm.train()
             traffic_bytes = _loopback_bytes() - before
@@ -180,7 +187,7 @@ def run_swarm(
             raise
     leftovers = swarm.leftovers()
     assert not leftovers, leftovers
-    return _collect(swarm, traffic_bytes)
+    return collect(swarm, traffic_bytes)
 
 
 def reference_of(finished: Finished) -> Outcome:
@@ -199,7 +206,8 @@ def assert_law(finished: Finished, reference: Outcome) -> None:
     assert_equal_outcomes(finished.outcome, reference)
 
 
-def _collect(swarm: LawSwarm, traffic_bytes: int) -> Finished:
+def collect(swarm: LawSwarm, traffic_bytes: int = 0) -> Finished:
+    """Read what the daemons that live have left."""
     survivors = swarm.survivors()
     weights = {daemon.name: swarm.weights_of(daemon) for daemon in survivors}
     losses, log, rosters = _read_steps(survivors)

@@ -1,4 +1,4 @@
-"""Snapshots on files: whole or not there, few, within their quota; and what Keeper makes of them."""
+"""Snapshots on files: whole or not there, few, within a quota; and what Keeper makes of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def save(store: FileSnapshots, *steps: int, is_decided: bool = True) -> No
 
 async def test_what_was_saved_is_found_again_by_another_process(folder: Path) -> None:
     await save(FileSnapshots(folder, 2), 3)
-    step, digest, pieces = view_of(3)
+    _, digest, pieces = view_of(3)
     again = FileSnapshots(folder, 2)
     assert again.newest(STAGE) == digest
     assert again.newest(STAGE + 1) is None
@@ -126,7 +126,7 @@ async def test_a_full_disk_leaves_the_old_snapshot(
 
 async def test_a_place_where_no_directory_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match="cannot (read|write)"):
+    with pytest.raises(ResourceError, match=r"cannot (read|write)"):
         await save(FileSnapshots(tmp_path / "file" / "snapshots", 1), 1)
 
 
