@@ -183,19 +183,15 @@ class AgreedAverager:
         for sender, report in self._early.items():
             self._hear(rule, sender, report)
         self._early.clear()
+        failure: AveragingFailed | None = None
         try:
             with trio.move_on_after(self._deadlines.averaging_s + round_.grace_s):
                 return await self._take_part(rule, gradient, num_microbatches)
-            raise AveragingFailed(rule.missing(), "deadline")
         except* PeerError as group:
-            first: BaseException = group
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            if isinstance(first, AveragingFailed):
-                raise first from None
-            raise AveragingFailed(rule.missing(), str(first)) from None
+            failure = _failure(rule, group)
         finally:
             self._current = None
+        raise failure or AveragingFailed(rule.missing(), "deadline")
 
     def deliver(self, envelope: Envelope) -> None:
         """Take a member's report or shard; AveragingFailed for a shard of the wrong shape."""
@@ -351,6 +347,15 @@ class AgreedAverager:
             lost = rule.lost(trio.current_time(), self._deadlines.session_silence_s)
             if lost:
                 raise AveragingFailed(lost, "silent")
+
+
+def _failure(rule: AgreedRound, group: BaseExceptionGroup[PeerError]) -> AveragingFailed:
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, AveragingFailed):
+        return first
+    return AveragingFailed(rule.missing(), str(first))
 
 
 def _belongs(message: AverageReport | ReduceResult, round_: Round) -> bool:

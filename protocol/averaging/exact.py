@@ -150,15 +150,16 @@ class ExactAverager:
         for envelope in (e for kept in early.values() for e in kept):
             with suppress(AveragingFailed):  # who sent a wrong shape owes it still
                 self.deliver(envelope)
+        reason = "deadline"
         try:
             with trio.move_on_after(self._deadlines.averaging_s + round_.grace_s):
                 return await self._exchange(rule)
-            raise AveragingFailed(rule.missing(), "deadline")
         except* PeerError as group:
-            # a failed delivery names nobody by itself: whoever owes something is missing
-            raise AveragingFailed(rule.missing(), _reason(group)) from None
+            reason = _reason(group)
         finally:
             self._current = None
+        # a failed delivery names nobody by itself: whoever owes something is missing
+        raise AveragingFailed(rule.missing(), reason)
 
     def deliver(self, envelope: Envelope) -> None:
         """Take a member's part or result; keep it for a round that starts a little later.

@@ -185,6 +185,26 @@ async def test_a_dead_member_is_named_at_once_and_a_silent_one_at_the_deadline(
     assert trio.current_time() < started + 1
 
 
+class LastWord:
+    """A network whose peer is lost at the very moment at which the round is cancelled."""
+
+    def __init__(self) -> None:
+        self.peer_id, self.scope = PEERS[0], trio.CancelScope()
+
+    async def send(self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()) -> None:
+        self.scope.cancel()
+        raise PeerGone("lost")
+
+
+async def test_a_fault_at_the_moment_of_cancelling_does_not_escape() -> None:
+    """It would come out as a group, which no caller takes for a peer's fault."""
+    network = LastWord()
+    averager = ExactAverager(network, LIMITS)
+    with network.scope:
+        await averager.total(round_of(2), torch.zeros(4), 1)
+    assert network.scope.cancelled_caught
+
+
 async def test_members_that_recompute_get_more_time(autojump_clock) -> None:
     wire = Wire(0)
     first, second = wire.member(0), wire.member(1)

@@ -184,9 +184,21 @@ def untyped_messages(source: Source) -> list[str]:
     return [f"{source.at(node)} uses Any" for node in names]
 
 
+def raises_in_groups(source: Source) -> list[str]:
+    """No raise in an except*: beside a cancellation it leaves as a group, which nobody expects."""
+    return [
+        f"{source.at(inner)} raises inside except*"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.TryStar)
+        for handler in node.handlers
+        for inner in ast.walk(handler)
+        if isinstance(inner, ast.Raise)
+    ]
+
+
 RULES: tuple[Rule, ...] = (
     unsafe_loading, forks, shells_and_sleeps, background_tasks, broad_excepts, sizes, unfinished,
-    untyped_messages,
+    untyped_messages, raises_in_groups,
 )  # fmt: skip
 
 
@@ -222,6 +234,7 @@ def test_sources_keep_rule(rule: Rule) -> None:
         (sizes, "\n" * (MAX_FILE_LINES + 1)),
         (sizes, "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES),
         (unfinished, "def f():\n    raise NotImplementedError"),
+        (raises_in_groups, "try:\n    f()\nexcept* OSError:\n    raise ValueError from None"),
     ],
 )
 def test_rule_refuses(rule: Rule, text: str) -> None:
