@@ -197,7 +197,7 @@ class Codec:
         return Opened(message, header.tensors)
 
     def open_payload(
-        self, prefix: Prefix, header: Buffer, opened: Opened, payload: bytearray
+        self, prefix: Prefix, header: Buffer, opened: Opened, payload: bytearray | memoryview
     ) -> tuple[torch.Tensor, ...]:
         """Check the checksum; return tensors that share memory with ``payload``."""
         if len(payload) != prefix.payload_bytes:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import torch
 import trio
 from pydantic import BaseModel
 
@@ -177,8 +178,8 @@ class Lane:
             header = bytearray(prefix.header_bytes)
             await self.stream.read_into(memoryview(header))
             opened = self._codec.open_header(prefix, header)
-            payload = bytearray(prefix.payload_bytes)
-            await self.stream.read_into(memoryview(payload))
+            payload = _room_for(prefix.payload_bytes)
+            await self.stream.read_into(payload)
             tensors = await self._open(prefix, header, opened, payload)
             self._settle(prefix.acknowledged)
             self._take(prefix, opened.message, tensors, on_control)
@@ -192,7 +193,7 @@ class Lane:
             raise ProtocolViolation("sent past its credit")
 
     async def _open(
-        self, prefix: Prefix, header: bytearray, opened: Opened, payload: bytearray
+        self, prefix: Prefix, header: bytearray, opened: Opened, payload: memoryview
     ) -> tuple[Tensor, ...]:
         if prefix.payload_bytes < _THREAD_BYTES:
             return self._codec.open_payload(prefix, header, opened, payload)
@@ -257,3 +258,8 @@ class Lane:
     def _count(self, kind: str, num_bytes: int, direction: str) -> None:
         self._observer.count("frames", kind=kind, direction=direction)
         self._observer.count("bytes", num_bytes, kind=kind, direction=direction)
+
+
+def _room_for(num_bytes: int) -> memoryview:
+    """Memory that is not written: the kernel gives it as it fills, not when it is claimed."""
+    return memoryview(torch.empty(num_bytes, dtype=torch.uint8).numpy())

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import trio
@@ -197,6 +198,21 @@ async def test_sessions_in_the_making_count_too(monkeypatch: pytest.MonkeyPatch)
         a._reception._halves |= {key(n).peer_id: None for n in (7, 8)}  # type: ignore[misc]
         assert a._judge(key(9).peer_id) == "full"
         assert a._judge(key(8).peer_id) is None
+
+
+async def test_a_claim_takes_no_memory_before_its_bytes_are_there():
+    """Within the limit of its type, and then nothing comes: many strangers could do that."""
+    size = 256 << 20
+    a = network(1, limits=Limits(max_tensor_bytes=size))
+    header = CODEC.encode(forward(), [torch.empty(size, dtype=torch.uint8)]).header
+    claim = raw(code=11, header=len(header), payload=size) + header + bytes(1000)
+    async with running(a), attacker(a) as streams:
+        assert (await next_change(a)).is_up
+        before = psutil.Process().memory_info().rss
+        await streams["bulk"].write_buffers([claim])
+        await trio.sleep(0.3)
+        assert a.connected()
+        assert psutil.Process().memory_info().rss - before < size // 4
 
 
 SLOW = {
