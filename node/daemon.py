@@ -176,8 +176,9 @@ class Daemon:
         config = self.loaded.config
         plan = plan_memory(manifest, config)
         return plan, await trio.to_thread.run_sync(
-            read_corpus, manifest, config, abandon_on_cancel=True
-        )
+            read_corpus, manifest, config,
+            abandon_on_cancel=True,  # type: ignore[call-arg]  # the stubs are older
+        )  # fmt: skip
 
     async def _serve_swarm(
         self, manifest: Manifest, supplies: Supplies, nursery: trio.Nursery
