@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import trio
@@ -24,7 +25,7 @@ from protocol.errors import PeerGone, ProtocolViolation
 from protocol.messages import Lane as LaneName
 from protocol.messages import Message
 from protocol.ports import Observer, Tensor
-from protocol.wire import MEBIBYTE, PREFIX_BYTES, Codec, Frame, Opened, Prefix
+from protocol.wire import MEBIBYTE, PREFIX_BYTES, Buffer, Codec, Frame, Opened, Prefix
 
 # Checksums of larger payloads are taken in a thread: they would hold up every other session.
 _THREAD_BYTES = 4 * MEBIBYTE
@@ -262,4 +263,4 @@ class Lane:
 
 def _room_for(num_bytes: int) -> memoryview:
     """Memory that is not written: the kernel gives it as it fills, not when it is claimed."""
-    return memoryview(torch.empty(num_bytes, dtype=torch.uint8).numpy())
+    return memoryview(cast(Buffer, torch.empty(num_bytes, dtype=torch.uint8).numpy()))
