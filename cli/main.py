@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,7 +96,7 @@ def _in_words(error: Exception) -> ShoalError:
     """Return the error in our words; a command without a subcommand has told its help already."""
     if not isinstance(error, _UsageError):
         return as_shoal_error(error)
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "shoal"
-    cause = " ".join(error.format_message().split()).rstrip(".")
+    known: Any = error
+    command = known.ctx.command_path if known.ctx else "shoal"
+    cause = " ".join(known.format_message().split()).rstrip(".")
     return ConfigError(cause[:1].lower() + cause[1:], f"See `{command} --help`.")
