@@ -28,7 +28,8 @@ RESULTS = HERE / "results"
 KINDS = ("exact", "hivemind", "plain")
 MEGABYTE, FLOAT_BYTES = 10**6, 4
 SIZES_MB, MEMBERS = (1, 10, 100), (2, 4, 8)
-DEATH_MB, DEATH_MEMBERS, DEATH_AT = 100, 4, 0.5  # killed after this share of a round's time
+DEATH_MB, DEATH_MEMBERS = 100, 4
+DEATHS_AT = (0.3, 0.6)  # killed after this share of a round's time; each in a group of its own
 ANSWER_S = 120.0
 
 
@@ -66,7 +67,7 @@ class Standing:
     """What one kind did."""
 
     rounds: dict[Cell, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
-    death: Death | None = None
+    deaths: dict[float, Death] = field(default_factory=dict)
     failure: str = ""
 
     def median_s(self, cell: Cell) -> float:
@@ -90,7 +91,10 @@ class Group:
         self._num_rounds = 0
 
     def _start(self, first: str) -> End:
-        end = End(HERE / "averaging_ends.py", self._kind, first if self._kind == "plain" else "")
+        if self._kind == "plain":
+            end = End(HERE / "averaging_plain.py", *([first] if first else []))
+        else:
+            end = End(HERE / "averaging_ours.py", self._kind)
         self._stack.callback(end.stop)
         return end
 
@@ -119,15 +123,19 @@ class Group:
         self.begin(ends, size_mb)
         return self.finish(ends)
 
-    def die(self, usual_s: float) -> Death:
-        """Kill a member in the middle of a round; let the others average again."""
-        ends = self.ends[:DEATH_MEMBERS]
+    def die(self, ends: list[End], after_s: float) -> Death:
+        """Kill one of four members so long after a round began; let the others average again."""
         self.begin(ends, DEATH_MB)
-        time.sleep(DEATH_AT * usual_s)
+        time.sleep(after_s)
         ends[1].kill()
         survivors = [ends[0], *ends[2:]]
         broken = self.finish(survivors)
         return Death(broken, self.round(survivors, DEATH_MB))
+
+
+def _num_ends(cells: list[Cell], has_death: bool) -> int:
+    most = max(cell.members for cell in cells)
+    return max(most, len(DEATHS_AT) * DEATH_MEMBERS) if has_death else most
 
 
 def measure(kind: str, runs: int, cells: list[Cell], has_death: bool) -> Standing:
@@ -135,15 +143,18 @@ def measure(kind: str, runs: int, cells: list[Cell], has_death: bool) -> Standin
     standing = Standing()
     with ExitStack() as stack:
         try:
-            group = Group(kind, max(cell.members for cell in cells), stack)
+            group = Group(kind, _num_ends(cells, has_death), stack)
             for cell in cells:
                 ends = group.ends[: cell.members]
                 group.round(ends, cell.size_mb)  # connections, buffers
                 standing.rounds[cell] = [group.round(ends, cell.size_mb) for _ in range(runs)]
                 print(f"{kind}, {cell}: {standing.median_s(cell):.2f} s", file=sys.stderr)
             if has_death:
-                cell = Cell(DEATH_MB, DEATH_MEMBERS)
-                standing.death = group.die(standing.median_s(cell))
+                usual_s = standing.median_s(Cell(DEATH_MB, DEATH_MEMBERS))
+                for number, share in enumerate(DEATHS_AT):
+                    ends = group.ends[number * DEATH_MEMBERS : (number + 1) * DEATH_MEMBERS]
+                    group.round(ends, DEATH_MB)
+                    standing.deaths[share] = group.die(ends, share * usual_s)
         except EndFailed:
             standing.failure = "a member ended or gave no answer"
     return standing
@@ -164,15 +175,15 @@ def markdown(standings: dict[str, Standing], cells: list[Cell], runs: int) -> st
         f"|{'---|' * (3 + len(standings))}",
         *(_row(cell, standings) for cell in cells),
         "",
-        f"One of {DEATH_MEMBERS} members is killed after {DEATH_AT:.0%} of the usual time of a",
-        f"round of {DEATH_MB} MB: what the survivors hold, when the last of them knew, and the",
-        "next round without it. *Refused* is right: whoever has no whole sum says so, and nothing",
-        "is applied. Here *exact* waits out its own time limit; in a swarm the authority, which",
-        "sees the lost session, ends the round by its next decision.",
+        f"One of {DEATH_MEMBERS} members is killed in a round of {DEATH_MB} MB, after a share of",
+        "its usual time: what the survivors hold, when the last of them knew, and the next round",
+        "without it. *Refused* is right: whoever has no whole sum says so, and nothing is applied;",
+        "*exact* and *hivemind* give a round up when the session is lost, as in a swarm. A sum that",
+        "only some have is not applied either, since the step is applied when all have prepared it.",
         "",
-        "| kind | survivors' results | s | next round without it | s |",
-        f"|{'---|' * 5}",
-        *(_death_row(kind, standing) for kind, standing in standings.items()),
+        "| kind | killed at | survivors' results | s | next round without it | s |",
+        f"|{'---|' * 6}",
+        *(row for kind, standing in standings.items() for row in _death_rows(kind, standing)),
         *(
             f"\n{kind}: {standing.failure}."
             for kind, standing in standings.items()
@@ -200,13 +211,12 @@ def _row(cell: Cell, standings: dict[str, Standing]) -> str:
     return f"| {cell.size_mb} | {cell.members} | {' | '.join(cells)} | {', '.join(errors)} |"
 
 
-def _death_row(kind: str, standing: Standing) -> str:
-    if (death := standing.death) is None:
-        return f"| {kind} | - | - | - | - |"
-    return (
-        f"| {kind} | {death.broken} | {max(death.broken.seconds):.1f} "
+def _death_rows(kind: str, standing: Standing) -> list[str]:
+    return [
+        f"| {kind} | {share:.0%} | {death.broken} | {max(death.broken.seconds):.1f} "
         f"| {death.after} | {max(death.after.seconds):.1f} |"
-    )
+        for share, death in standing.deaths.items()
+    ]
 
 
 def main() -> None:
@@ -218,11 +228,12 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MB, metavar="MB")
     parser.add_argument("--members", type=int, nargs="+", default=MEMBERS)
+    parser.add_argument("--no-deaths", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--write", action="store_true", help="record the tables in results/")
     options = parser.parse_args()
     cells = [Cell(size, num) for num in options.members for size in options.sizes]
-    has_death = Cell(DEATH_MB, DEATH_MEMBERS) in cells
+    has_death = Cell(DEATH_MB, DEATH_MEMBERS) in cells and not options.no_deaths
     standings = {kind: measure(kind, options.runs, cells, has_death) for kind in options.kinds}
     page = markdown(standings, cells, options.runs)
     if options.write:
