@@ -217,7 +217,9 @@ class LocalSwarm:
                 output=output,
                 environment={**self.environment, **(env or {})},
             )
-        self.daemons = [daemon for daemon in self.daemons if daemon.name != name]
+        for before in [daemon for daemon in self.daemons if daemon.name == name]:
+            before.client.close()
+            self.daemons.remove(before)
         self.daemons.append(Daemon(name, role, stage, paths.root, peer_id, process))
         return self.daemons[-1]
 

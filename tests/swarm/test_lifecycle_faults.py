@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -73,6 +75,18 @@ def everything(swarm: TrainingSwarm) -> list[psutil.Process]:
     return daemons + [each for daemon in swarm.daemons for each in children(daemon)]
 
 
+@contextmanager
+def asleep(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Stop all these processes, and let them go on whatever happens: stopped ones never end."""
+    try:
+        for process in processes:
+            process.suspend()
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
 def spent(swarm: TrainingSwarm) -> dict[str, Counter[str]]:
     """What each node has counted so far, and its lines of log."""
     sums = {}
@@ -96,11 +110,8 @@ def test_a_machine_that_slept_goes_on_without_a_storm(asleep_s: int, tmp_path: P
     with training(tmp_path) as swarm:
         swarm.wait_until(lambda: all(is_whole(swarm, d.name) for d in swarm.daemons), "all whole")
         before, processes = spent(swarm), everything(swarm)
-        for process in processes:
-            process.suspend()
-        time.sleep(asleep_s)
-        for process in processes:
-            process.resume()
+        with asleep(processes):
+            time.sleep(asleep_s)
         swarm.await_steps(3, PATIENCE_S)
         time.sleep(20)
         swarm.await_steps(1)
