@@ -19,7 +19,7 @@ from protocol.messages import Decision, Prepared, Presence, Share, Suspect
 from protocol.step.candidate import Candidate
 from protocol.step.decision import share_slots
 from protocol.step.newcomers import Newcomers
-from protocol.step.restarts import Restart, after_restart, restarted
+from protocol.step.restarts import Restart, after_restart
 from protocol.step.suspicion import Suspicions
 
 # After a hold that let nobody in there is none for this many limits: strangers may ask too.
@@ -135,7 +135,7 @@ class Membership:
         restart = self._restart(now)
         if restart is not None:
             self.newcomers.left_out(restart.replaced, now)
-            return None if restart.must_wait else self._reopen_after(restart)
+            return self._reopen_after(restart)
         if self.suspicions.is_due(now, self.deadlines.reconnect_grace_s):
             suspected = self._barred({self.suspicions.worst(self.current, now)}, now)
             self.newcomers.left_out(suspected, now)
@@ -334,8 +334,7 @@ class Membership:
     def _restart(self, now: float) -> Restart | None:
         assert self.current is not None
         living = {p for p in self.current.members if self._lives(p, now)}
-        lost = restarted(self.current, self.candidates)
-        return after_restart(self.current, lost, self.candidates, living)
+        return after_restart(self.current, self.candidates, living)
 
     def _reopen_after(self, restart: Restart) -> Decision:
         """The same step once more, under a new term; anew if a data node's part is lost."""

@@ -18,39 +18,41 @@ from protocol.step.candidate import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Who is left out, whether the step begins anew, or that somebody may still come back."""
+    """Who is left out, and whether the step begins anew."""
 
     replaced: frozenset[PeerId] = frozenset()
     begins_anew: bool = False
-    must_wait: bool = False
 
 
 def restarted(current: Decision, candidates: Mapping[PeerId, Candidate]) -> set[PeerId]:
     """Members that say of the current decision that an earlier life of theirs worked under it."""
     return {
+        peer for peer in _informed(current, candidates) if candidates[peer].presence.is_restarted
+    }
+
+
+def _informed(current: Decision, candidates: Mapping[PeerId, Candidate]) -> set[PeerId]:
+    """Members that have answered to the current decision; the others may turn out to be new."""
+    return {
         peer
         for peer in current.members
-        if (known := candidates.get(peer)) is not None
-        and known.presence.is_restarted
-        and tuple(known.presence.seen) == current.order
+        if peer in candidates and tuple(candidates[peer].presence.seen) == current.order
     }
 
 
 def after_restart(
     current: Decision,
-    lost: set[PeerId],
-    heard_of: Container[PeerId],
+    candidates: Mapping[PeerId, Candidate],
     living: Container[PeerId],
 ) -> Restart | None:
-    """What to do about the members that ``lost`` their work; None if nobody did."""
+    """What to do about members that lost their work; None if nobody did or it is not known yet."""
+    lost = restarted(current, candidates)
     if not lost:
         return None
     stages = [set(holders) for holders in current.roster if lost & set(holders)]
     others = {peer for stage in stages for peer in stage - lost if peer in living}
-    went_on = {peer for peer in others if peer in heard_of}
+    went_on = others & _informed(current, candidates)
     replaced = frozenset(p for stage in stages if stage & went_on for p in stage & lost)
     if replaced:
         return Restart(replaced=replaced)
-    if others:
-        return Restart(must_wait=True)
-    return Restart(begins_anew=bool(lost & set(current.data_nodes)))
+    return None if others else Restart(begins_anew=bool(lost & set(current.data_nodes)))
