@@ -87,7 +87,9 @@ class Daemon:
         self.deadlines = config.deadlines
         self.ports = RememberedPorts(self.paths.ports, config.listen_host)
         self.swarm = self.signed.manifest.swarm_id if self.signed else self._invited.swarm_id
-        self.journal = FileJournal(self.paths.ballot, self.paths.decisions, self.paths.steps)
+        self.journal = FileJournal(
+            self.paths.ballot, self.paths.decisions, self.paths.steps, self.metrics.problem
+        )
         self.registration = Registration(self.deadlines, self.metrics, time.time)
         self.facade = Facade(
             self.key, self.swarm, self.loaded, self.metrics, self.journal, self.progress,

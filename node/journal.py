@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,8 +36,11 @@ class _Ballot(BaseModel):
 class FileJournal:
     """Implements Journal on files of the state directory."""
 
-    def __init__(self, ballot: Path, decisions: Path, steps: Path) -> None:
+    def __init__(
+        self, ballot: Path, decisions: Path, steps: Path, tell: Callable[[ResourceError], None]
+    ) -> None:
         self._ballot, self._decisions, self._steps = ballot, decisions, steps
+        self._tell, self._is_failing = tell, False
         # without their entries, which are most of a report
         self.reports: deque[StepStatus] = deque(maxlen=REPORTS_KEPT)
 
@@ -86,13 +90,18 @@ class FileJournal:
         self._append(self._steps, json.dumps(report.model_dump(mode="json")))
 
     def _append(self, path: Path, line: str) -> None:
+        """A full disk costs lines, not the node; it is told once until it works again."""
         try:
             if path.exists() and path.stat().st_size + len(line) >= MAX_FILE_BYTES:
                 path.replace(path.with_name(path.name + OLD_SUFFIX))
             with path.open("a") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            if not self._is_failing:
+                self._tell(_cannot_write(path, error))
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
 
 def _status_of(report: StepReport) -> StepStatus:

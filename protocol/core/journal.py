@@ -34,7 +34,7 @@ class StepReport(BaseModel):
 
 
 class Journal(Protocol):
-    """Durable memory of one node. Synchronous and small; an error here ends the node."""
+    """Durable memory of one node. Synchronous and small; a ballot that is not saved ends it."""
 
     def save_ballot(self, promised: int, accepted: StepOpen | None) -> None:
         """Make an authority's memory durable before its answer leaves."""

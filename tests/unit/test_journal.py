@@ -20,8 +20,9 @@ from protocol.step.decision import check_step_open, vote
 ROSTER = [PEERS[:2], PEERS[2:4]]
 
 
-def journal_in(folder: Path) -> FileJournal:
-    return FileJournal(folder / "ballot", folder / "decisions.jsonl", folder / "steps.jsonl")
+def journal_in(folder: Path, told: list[ResourceError] | None = None) -> FileJournal:
+    paths = (folder / "ballot", folder / "decisions.jsonl", folder / "steps.jsonl")
+    return FileJournal(*paths, [].append if told is None else told.append)
 
 
 @pytest.fixture
@@ -113,15 +114,38 @@ def test_a_damaged_ballot_is_said_and_not_forgotten(
     assert "backup" in caught.value.hint
 
 
-def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:
-    journal = journal_in(tmp_path / "gone")
-    for write in (
-        lambda: journal.save_ballot(1, None),
-        lambda: journal.decided(decision_of(ROSTER)),
-        lambda: journal.step_finished(report_of(0)),
-    ):
-        with pytest.raises(ResourceError, match="cannot write"):
-            write()
+def test_a_ballot_that_cannot_be_written_ends_the_node(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot write"):
+        journal_in(tmp_path / "gone").save_ballot(1, None)
+
+
+def test_lines_that_cannot_be_written_are_said_once_until_they_can(tmp_path: Path) -> None:
+    told: list[ResourceError] = []
+    journal, folder = journal_in(tmp_path / "later", told), tmp_path / "later"
+    for step in range(3):
+        journal.decided(decision_of(ROSTER, step=step))
+        journal.step_finished(report_of(step))
+    assert [error.cause.split(":")[0] for error in told] == [
+        f"cannot write {folder}/decisions.jsonl"
+    ]
+    assert len(journal.reports) == 3
+    folder.mkdir()
+    journal.decided(decision_of(ROSTER, step=3))
+    assert journal.last_order() == (3, 1)
+    assert len(told) == 1
+
+
+def test_what_was_decided_last_is_known_to_the_next_life(tmp_path: Path) -> None:
+    assert journal_in(tmp_path).last_order() is None
+    journal = journal_in(tmp_path)
+    for term in (1, 2):
+        journal.decided(decision_of(ROSTER, step=5, term=term))
+    assert journal_in(tmp_path).last_order() == (5, 2)
+    with (tmp_path / "decisions.jsonl").open("a") as file:
+        file.write('{"step": 6, "te')  # the power went
+    assert journal_in(tmp_path).last_order() == (5, 2)
+    (tmp_path / "decisions.jsonl").rename(tmp_path / "decisions.jsonl.1")
+    assert journal_in(tmp_path).last_order() == (5, 2)
 
 
 def test_decisions_and_steps_are_one_line_each(journal: FileJournal, tmp_path: Path) -> None:
