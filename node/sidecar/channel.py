@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Packet(BaseModel):
     """What every request and reply has in common."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 # --- requests of the daemon ------------------------------------------------------------------
