@@ -16,7 +16,7 @@ STEPS = 6
 # Authorities (the first data nodes), and the stage of each node: replicated, alone, and between.
 SHAPES = ((1, (0, 0, 1, 1, 2, 2)), (1, (0, 1, 2)), (3, (0, 0, 0, 1, 1, 2)))
 COSTS = {**FREE, "forward": 0.05, "backward": 0.1, "update": 0.02}
-QUICK, MANY = 60, 600
+QUICK, MANY = 9, 600
 RUN_S = 8.0  # about as long as the undisturbed run takes, once it has begun
 LEADERSHIP_S = 10.0  # until one of several authorities leads
 
