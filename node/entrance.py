@@ -104,12 +104,15 @@ class Entrance:
     async def ask_organiser(self, is_in: Callable[[], bool]) -> None:
         """Ask the organiser's node what a retry cannot mend, until it answers or ``is_in()``.
 
-        Raises VersionMismatch or ClockError.
+        Raises VersionMismatch or ClockError, and IdentityError if it has our own key: its side-car
+        is then unreachable for ours, which has the same PeerID.
         """
         invite, pause_s = self._invite, self._deadlines.redial_backoff_s
         while invite is not None and not is_in():
             found = await self._prober.greet(invite.organiser, invite.nodes)
             if found is not None:
+                if invite.organiser == self._peer_id:
+                    raise twin_error(found.address)
                 judge_answer(found)
                 return
             await trio.sleep(pause_s)

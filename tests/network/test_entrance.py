@@ -155,6 +155,14 @@ def test_the_same_key_on_another_computer_is_refused(computers: Computers) -> No
     assert "Traceback" not in two.said + here.said
 
 
+def test_the_organisers_key_on_another_computer_is_refused(computers: Computers) -> None:
+    state = computers.volunteer("impostor", key_of="organiser")
+    with computers.running("right", SHOAL, "join", computers.invite, at=state) as impostor:
+        assert impostor.end() == 5
+    told = "error[identity]: another node runs with this node's key at /ip4/"
+    assert told + LEFT in impostor.said
+
+
 def test_a_clock_that_is_off_is_told(computers: Computers) -> None:
     state = computers.volunteer("late")
     (state / "config.toml").write_text(f'invite = "{computers.invite}"\n')

@@ -172,6 +172,14 @@ async def test_the_organisers_word_ends_what_no_retry_mends(
     assert world.asked == [(INVITE.organiser, INVITE.nodes)]
 
 
+async def test_who_has_the_organisers_key_is_refused() -> None:
+    world = World()
+    world.answer = Answered(HERE, 0.0, None)
+    invite = INVITE.model_copy(update={"organiser": key(1).peer_id})
+    with pytest.raises(IdentityError, match=HERE):
+        await world.entrance(invite).ask_organiser(lambda: False)
+
+
 def test_other_refusals_may_pass() -> None:
     judge_answer(Answered(HERE, 29.0, "full"))
 
