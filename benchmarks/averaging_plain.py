@@ -20,7 +20,7 @@ from sums import judged
 HOST = "/ip4/127.0.0.1/tcp/0"
 # hivemind's own limits are endless: a lost peer would hang everybody.
 LIMITS = {"allreduce_timeout": 20, "sender_timeout": 3, "reducer_timeout": 6}
-STEP_S, MATCHMAKING_S = 30.0, 3.0
+STEP_S, MATCHMAKING_S, REQUEST_S = 30.0, 3.0, 1.0
 
 
 class Averagers:
@@ -55,7 +55,8 @@ class Averagers:
             self._place = place
             self._averager = DecentralizedAverager(
                 [torch.zeros(num_elements)], self._dht, prefix="-".join(map(str, place)),
-                target_group_size=num_members, min_matchmaking_time=MATCHMAKING_S, start=True,
+                target_group_size=num_members, min_matchmaking_time=MATCHMAKING_S,
+                request_timeout=REQUEST_S, start=True,
                 **LIMITS,
             )  # fmt: skip
         return self._averager
