@@ -115,6 +115,7 @@ def computers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computers]:
         yield Computers(link, tmp_path_factory.mktemp("entrance"), stack)
 
 
+@pytest.mark.slow
 def test_a_silent_seed_is_named_and_tried_again(computers: Computers) -> None:
     """Packets are lost without a word, as behind a firewall."""
     computers.link.cut()
@@ -135,6 +136,7 @@ def test_a_silent_seed_is_named_and_tried_again(computers: Computers) -> None:
     assert "Traceback" not in once.said + patient.said
 
 
+@pytest.mark.slow
 def test_the_same_key_on_another_computer_is_refused(computers: Computers) -> None:
     first = computers.volunteer("first")
     join = ("join", computers.invite)
