@@ -2,11 +2,11 @@
 
     python benchmarks/flood.py --seconds 10 --write
 
-Runs a small swarm (1 data node that is also the authority, 1 stage x 2 holders). A process of its
-own floods the data node, which everybody needs, in one way after the other. What the victim's
-processes hold and spend is read from outside; an honest stranger asks for a round trip twice a
-second; the swarm goes on training or does not. All share this computer, so a flood also costs the
-victim the processor time that the attacker itself takes.
+Runs a small swarm (a data node that is also the authority, and a holder). A process of its own
+floods the data node in one way after the other. What the victim's processes hold and spend is read
+from outside; an honest stranger asks for a round trip twice a second; the swarm goes on training
+or does not. All share this computer, so a flood also costs the victim the processor time that the
+attacker itself takes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 EVERY_S, REST_S, END_S = 0.5, 2.0, 20.0
 RECIPE = Recipe(
-    name="flood", layers=1, width=32, heads=1, context=32, stages=1, holders=2, quota=4,
+    name="flood", layers=1, width=32, heads=1, context=32, stages=1, holders=1, quota=4,
     microbatch=2, steps=10**6, learning_rate=1e-3,
 )  # fmt: skip
 
@@ -140,7 +140,8 @@ def measure(swarm: LocalSwarm, invite: Invite, attack: str, seconds: float) -> R
 
 
 def _last_step(swarm: LocalSwarm) -> int:
-    return max((step.step for step in swarm.organiser.steps()), default=-1)
+    status = swarm.organiser.status()
+    return status.step if status else -1
 
 
 def _mib(held: dict[str, object]) -> float:
