@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-_STOP_S = 5.0
+_START_S, _STOP_S = 240.0, 5.0
 
 
 class EndFailed(Exception):
@@ -35,7 +35,7 @@ class End:
     def address(self) -> str:
         """Where it listens; waits until it does."""
         if self._address is None:
-            self._address = str(self.answer()["address"])
+            self._address = str(self.answer(_START_S)["address"])
         return self._address
 
     def ask(self, **order: Any) -> dict[str, Any]:

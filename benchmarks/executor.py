@@ -28,7 +28,7 @@ import torch
 from cli.recipe import Recipe
 from protocol.keys import NodeKey
 from protocol.manifest import Manifest
-from stages import TorchBlockStage
+from stages.block_stage import TorchBlockStage
 
 RESULTS = Path(__file__).parent / "results"
 PHASES = ("forward", "backward", "commit", "prepare")
