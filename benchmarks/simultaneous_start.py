@@ -233,7 +233,12 @@ def summary(rounds: Sequence[dict[str, float]], phase: str) -> dict[str, float |
 def table(rounds: Sequence[dict[str, float]]) -> str:
     """The result in Markdown."""
     lines = [
-        f"{NUM_NODES} nodes, {NUM_SEEDS} seeds; at most {LIMIT_S:.0f} s, two record lifetimes.",
+        "# Simultaneous start",
+        "",
+        "Written by `python benchmarks/simultaneous_start.py --rounds 50 --phases all --write`, or",
+        "in parts that share a `--log`: the second column says how often each start was played.",
+        f"{NUM_NODES} side-cars, {NUM_SEEDS} of them seeds, have {LIMIT_S:.0f} s, two lifetimes of",
+        "a record, to become one swarm.",
         "",
         "| start | rounds | one swarm | median s | longest s |",
         "|---|---|---|---|---|",
