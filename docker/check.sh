@@ -37,6 +37,10 @@ if [ ! -e "$work/base/.complete" ]; then
   ln -s /usr/bin/python3.11 "$work/base/usr/local/bin/python"
   rm -rf "$work"/base/usr/lib/python3.11/config-*/*.a "$work"/base/var/cache/apt/archives/*.deb \
     "$work"/base/var/cache/apt/*.bin "$work"/base/var/lib/apt/lists/*
+  # As in the official image: apt keeps no caches.
+  printf '%s\n' 'Dir::Cache::pkgcache "";' 'Dir::Cache::srcpkgcache "";' \
+    'Binary::apt::APT::Keep-Downloaded-Packages "false";' \
+    >"$work/base/etc/apt/apt.conf.d/docker-clean"
   touch "$work/base/.complete"
 fi
 if ! built inspect --type image shoal-base >/dev/null 2>&1; then
@@ -86,7 +90,7 @@ for image in shoal prometheus; do
   built inspect --type image "$image" >"$work/images/$image/config.json"
 done
 trap 'built rm run-shoal run-prometheus >/dev/null' EXIT
-size() { du -smL "$@" | cut -f1; }
+size() { du -sm "$1/." | cut -f1; }
 said "image: $(size "$work/images/shoal/rootfs") MB, of which its base $(size "$work/base") MB and" \
   "torch $(size "$work"/images/shoal/rootfs/opt/shoal/lib/python3.11/site-packages/torch) MB"
 
