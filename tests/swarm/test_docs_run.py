@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from reference.sample import sample_documents, write_documents
 
 ROOT = Path(__file__).parents[2]
 SHOAL = (sys.executable, "-c", "from cli.main import main; main()")
@@ -39,10 +40,9 @@ class Terminals:
         self._folder = folder
         self._services: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._state = "first"
-        for name in ("notes", "my-own-text"):
-            (folder / name).mkdir()
-            text = "\n\n".join(f"Line {k} of {name}: the tide came in." for k in range(4000))
-            (folder / name / "text.txt").write_text(text)
+        for name in ("notes", "my-own-text", "books"):
+            write_documents(folder / name, sample_documents())
+        (folder / "book.txt").write_text("The tide came in. " * 4000)
 
     def type(self, words: list[str]) -> None:
         """Do what one line of the page says."""
@@ -157,8 +157,6 @@ def test_the_demos_of_the_pages(tmp_path: Path) -> None:
     with terminals(tmp_path) as page:
         for _, *words in demos:
             short = [
-                w.replace("~/", f"{tmp_path}/").replace("/tmp/", f"{tmp_path}/") for w in words
+                w.replace("/tmp/", f"{tmp_path}/").replace("~/", f"{tmp_path}/") for w in words
             ]
-            for text in ("books", "book.txt"):
-                (tmp_path / text).write_text("Call me the sea. " * 4000)
             page.run([*short, "--steps", "2", "--width", "32"])
