@@ -81,6 +81,28 @@ def test_many_restarts(seed: int) -> None:
     (cut if seed % 2 else stop)(seed)
 
 
+@pytest.mark.parametrize("node", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_alone_in_its_stage_comes_back_into_the_step(seed: int, node: int) -> None:
+    """The others stay up, and keep what it had committed before."""
+    at_s = Random(f"{seed} {node}").uniform(1.5, 6)
+    simulation = toy_swarm(
+        steps=STEPS,
+        quota=6,
+        min_holders=1,
+        seed=seed,
+        faults=[Fault("kill", node, at_s=at_s, replace_after_s=0.5 + seed)],
+        plans=tuple(map(NodePlan, SHAPES[1][1])),
+        costs=COSTS,
+        snapshot_steps=100,
+    )
+    result = simulation.run(limit_s=100)
+    assert result.struck
+    assert result.is_finished
+    check_law(simulation.manifest.manifest, result.moves, result.messages["step_close"])
+    check_shares(check_exactly_once(result.moves), result.decisions)
+
+
 @pytest.mark.parametrize("seed", range(0, QUICK, 3))
 def test_states_that_nobody_kept_pause_the_swarm(seed: int) -> None:
     """Two holders each, snapshots every fourth step, and the power of all is cut."""
