@@ -18,7 +18,6 @@ from collections.abc import Callable
 import trio
 
 from protocol.averaging import Averager, exact_averager
-from protocol.averaging_messages import AVERAGING_MESSAGES
 from protocol.core.context import Context, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
@@ -38,6 +37,7 @@ from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import (
+    AVERAGING_MESSAGES,
     Applied,
     Assign,
     Decision,

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.keys import PeerId
 
+PROTOCOL_VERSION = 1
+
 Lane = Literal["control", "bulk"]
 Peer = Annotated[PeerId, Field(min_length=40, max_length=64)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

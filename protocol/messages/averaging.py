@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from protocol.message_base import Count, Lane, Message, Stage
+from protocol.messages.base import Count, Lane, Message, Stage
 
 
 class ReducePart(Message):

@@ -1,0 +1,126 @@
+"""Every message between nodes: frozen models that refuse unknown fields.
+
+A message is a small header; tensors travel beside it as raw bytes (``wire`` turns both into a
+frame). Each type names its lane (control and bulk never share a connection) and how many tensors
+it carries. ``step`` and ``epoch`` (of the transforms) are on every message: a mismatch is refused.
+"""
+
+from __future__ import annotations
+
+from protocol.messages.averaging import (
+    AVERAGING_MESSAGES,
+    AverageReport,
+    ReducePart,
+    ReduceResult,
+)
+from protocol.messages.base import (
+    PROTOCOL_VERSION,
+    Count,
+    Digest,
+    Lane,
+    Message,
+    Path,
+    Peer,
+    Signature,
+    Stage,
+    WorkId,
+)
+from protocol.messages.flow import (
+    ATTEMPTS,
+    Backward,
+    Busy,
+    Commit,
+    Entry,
+    Failed,
+    FlowMessage,
+    Forward,
+    Purpose,
+    Release,
+    StepClose,
+)
+from protocol.messages.membership import (
+    Accept,
+    Accepted,
+    Applied,
+    Assign,
+    Decision,
+    Dismiss,
+    Prepare,
+    Prepared,
+    Presence,
+    Promise,
+    Share,
+    StepOpen,
+    Suspect,
+    Vote,
+)
+from protocol.messages.repair import (
+    Boundary,
+    FetchBoundary,
+    Ledger,
+    LedgerEntry,
+    Redrive,
+)
+from protocol.messages.transfer import (
+    FetchState,
+    StateChunk,
+)
+
+__all__ = [
+    "ALL_MESSAGES",
+    "ATTEMPTS",
+    "AVERAGING_MESSAGES",
+    "MESSAGE_TYPES",
+    "PROTOCOL_VERSION",
+    "Accept",
+    "Accepted",
+    "Applied",
+    "Assign",
+    "AverageReport",
+    "Backward",
+    "Boundary",
+    "Busy",
+    "Commit",
+    "Count",
+    "Decision",
+    "Digest",
+    "Dismiss",
+    "Entry",
+    "Failed",
+    "FetchBoundary",
+    "FetchState",
+    "FlowMessage",
+    "Forward",
+    "Lane",
+    "Ledger",
+    "LedgerEntry",
+    "Message",
+    "Path",
+    "Peer",
+    "Prepare",
+    "Prepared",
+    "Presence",
+    "Promise",
+    "Purpose",
+    "Redrive",
+    "ReducePart",
+    "ReduceResult",
+    "Release",
+    "Share",
+    "Signature",
+    "Stage",
+    "StateChunk",
+    "StepClose",
+    "StepOpen",
+    "Suspect",
+    "Vote",
+    "WorkId",
+]
+
+ALL_MESSAGES: tuple[type[Message], ...] = (
+    Presence, Assign, StepOpen, Prepare, Promise, Accept, Accepted, Prepared, Applied, Suspect,
+    Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
+    Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Dismiss,
+    AverageReport,
+)  # fmt: skip
+MESSAGE_TYPES: dict[str, type[Message]] = {m.model_fields["kind"].default: m for m in ALL_MESSAGES}
