@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,12 @@ class End:
         return dict(json.loads(line))
 
     def kill(self) -> None:
-        """SIGKILL the process, as a power cut would."""
+        """SIGKILL the process and what it started, as a power cut would."""
+        whole = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
+        for process in whole:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
 
     def stop(self) -> None:
@@ -74,8 +79,7 @@ class End:
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
 
 
 def say(answer: dict[str, Any]) -> None:
