@@ -327,28 +327,6 @@ async def has_witness(member: Member) -> bool:
     return await member.registry.num_witnesses() == 1
 
 
-async def test_two_halves_meet_soon() -> None:
-    """A seed that was not up yet is called again, though others have been found meanwhile."""
-    where = f"/ip4/127.0.0.1/tcp/{free_port()}"
-    late = Member(3, listen=(where,))
-    late_seed = f"{where}/p2p/{late.sidecar.peer_id}"
-    async with trio.open_nursery() as nursery:
-        first = Member(1, bootstrap=(late_seed,))
-        await nursery.start(first.sidecar.run)
-        second = Member(2, bootstrap=first.sidecar.addresses)
-        await start(nursery, second)
-        await eventually(lambda: first.sidecar.num_neighbours, HEAL_S)
-        await nursery.start(late.sidecar.run)
-        await start(nursery, Member(4, bootstrap=(late_seed,)))
-        await eventually(lambda: first.sidecar.num_neighbours >= 2, HEAL_S)
-        nursery.cancel_scope.cancel()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 async def test_doubt_from_outside_replaces_it() -> None:
     async with trio.open_nursery() as nursery:
         member = Member(1)
