@@ -232,5 +232,6 @@ class Sidecar:
 
     def _go_down(self) -> None:
         self._link = None
-        self._is_up = trio.Event()
+        if self._is_up.is_set():  # else somebody may wait for this very event
+            self._is_up = trio.Event()
         self._observer.gauge("sidecar_up", 0)

@@ -307,7 +307,8 @@ async def test_a_member_that_vanishes_in_any_phase_is_named(
     with trio.move_on_after(LIMITS.averaging_s + 5):
         await stage.run()
     assert not {0, 1} & stage.totals.keys()
-    assert stage.failures[0].missing == stage.failures[1].missing == {victim}
+    # a survivor that gave up first may be missed by the other one: whom both name is gone
+    assert stage.failures[0].missing & stage.failures[1].missing == {victim}
     stage.num = 2
     await stage.run(term=2)
     stage.assert_agreed()
