@@ -267,3 +267,9 @@ def test_sizes_hold_outside_the_packages_too(folder: str) -> None:
 
 def test_all_packages_are_read() -> None:
     assert {source.package for source in sources()} == set(PACKAGES)
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their names alone, and stops at the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.stem != "__init__"]
+    assert sorted(names) == sorted(set(names))
