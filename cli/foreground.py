@@ -21,11 +21,12 @@ from node.identity import load_or_create_key
 from node.launch import Lifeline, launch_daemon
 from node.paths import StatePaths
 from node.status import NodeStatus
-from protocol.errors import ShoalError
+from protocol.errors import ConfigError, ResourceError, ShoalError
 from protocol.keys import NodeKey
 
 _POLL_S = 0.5
 _PROGRESS_S = 10.0
+_MISTAKES = (ConfigError.exit_status, ResourceError.exit_status)
 
 
 def known_key(paths: StatePaths) -> NodeKey:
@@ -39,15 +40,27 @@ def known_key(paths: StatePaths) -> NodeKey:
     return key
 
 
-def remember(paths: StatePaths, flags: Mapping[str, object]) -> NodeConfig:
+def remember(
+    paths: StatePaths, flags: Mapping[str, object]
+) -> tuple[NodeConfig, Callable[[], None]]:
     """Check the settings with ``flags`` and keep them in config.toml; raise ConfigError.
 
-    A flag of None keeps what was there. The environment counts, but is not written down.
+    A flag of None keeps what was there. The environment counts, but is not written down. Return
+    the settings and what brings the file back to what it was.
     """
+    before = paths.config.read_bytes() if paths.config.exists() else None
     loaded = load_config(paths.config, flags)
     kept = (name for name, _, origin in loaded.rows() if _is_kept(origin, paths))
     write_config(paths.config, NodeConfig(**{name: getattr(loaded.config, name) for name in kept}))
-    return loaded.config
+    return loaded.config, lambda: _restore(paths, before)
+
+
+def _restore(paths: StatePaths, before: bytes | None) -> None:
+    """Forget flags that were a mistake: the next start would repeat it without being told to."""
+    if before is None:
+        paths.config.unlink(missing_ok=True)
+    else:
+        paths.config.write_bytes(before)
 
 
 def _is_kept(origin: str, paths: StatePaths) -> bool:
@@ -59,11 +72,13 @@ def run_daemon(
     flags: Mapping[str, object],
     *,
     as_json: bool,
+    forget: Callable[[], None],
     options: Sequence[str] = (),
 ) -> int:
     """Run the daemon until it ends; tell each change of its state; return its exit status.
 
     ``flags`` are those that were remembered: the daemon must not see a variable that they overrule.
+    ``forget`` is called if the node finds them wrong before it was ready.
     """
     tell = _tell_json if as_json else _tell_text
     with Lifeline() as lifeline, ControlClient(paths.root) as client:
@@ -75,6 +90,8 @@ def run_daemon(
                 for name, fields in news.look():
                     tell(name, fields)
                 _wait(process)
+    if process.returncode in _MISTAKES and not news.was_ready:
+        forget()
     return _told_end(process.returncode, paths)
 
 
@@ -151,6 +168,11 @@ class News:
         self._last: NodeStatus | None = None  # as it was told
         self._told_at = clock()
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the node ever got beyond its start."""
+        return self._last is not None and self._last.state != "starting"
+
     def look(self) -> Iterator[tuple[str, dict[str, object]]]:
         """Yield the name and the fields of each piece of news."""
         text = _read(self._paths)
@@ -202,7 +224,7 @@ def _tell_text(name: str, fields: Mapping[str, object]) -> None:
         loss = fields["loss"]  # only a data node knows it; no number at all is a string in JSON
         emit(line if loss is None else f"{line}, loss {float(str(loss)):.3f}")
         return
-    emit(f"{line}, swarm {fields['name']}")
+    emit(f"{line}, swarm {fields['name']}" if fields["name"] else line)
     problem = fields["last_problem"]
     if isinstance(problem, Mapping):
         say(f"problem[{problem['code']}]: {problem['text']}")

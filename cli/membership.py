@@ -74,12 +74,13 @@ def join(
         "metrics_port": metrics_port,
         "data": tuple(path.absolute() for path in data) if data else None,
     }
-    config = remember(paths, flags)
+    config, forget = remember(paths, flags)
     if config.invite is None:
         raise _no_invite(paths, config)
     say(f"joining as {config.role}; the node's directory is {paths.root}")
     options = ("--no-retry",) if no_retry else ()
-    raise typer.Exit(run_daemon(paths, flags, as_json=as_json, options=options))
+    status = run_daemon(paths, flags, as_json=as_json, forget=forget, options=options)
+    raise typer.Exit(status)
 
 
 def _invite_in_file(paths: StatePaths) -> str | None:

@@ -170,6 +170,6 @@ def run(
         "metrics_port": metrics_port,
         "data": tuple(path.absolute() for path in data) if data else None,
     }
-    remember(paths, flags)
+    _, forget = remember(paths, flags)
     say(f"starting; the node's directory is {paths.root}")
-    raise typer.Exit(run_daemon(paths, flags, as_json=as_json))
+    raise typer.Exit(run_daemon(paths, flags, as_json=as_json, forget=forget))

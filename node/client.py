@@ -131,7 +131,8 @@ class ControlClient:
         except (httpx.TransportError, OSError) as error:
             raise Unreachable(
                 f"no daemon runs with {self._state_dir}",
-                "Start one with `shoal join INVITE`, or name its directory with --state.",
+                "Start it with `shoal join` or `shoal swarm run`, or name another directory"
+                " with --state.",
             ) from error
 
 

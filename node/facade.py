@@ -165,11 +165,19 @@ class Facade:
             return "paused"
         if core.is_syncing:
             return "syncing"
+        if core.leading is None and not self._hears_an_authority():
+            return "paused"
         if not self._metrics.value("sidecar_up"):
             return "degraded"
         if core.member is not None:
             return "training"
         return "waiting" if self.running and self.running.network.connected() else "alone"
+
+    def _hears_an_authority(self) -> bool:
+        """Whether somebody is there who opens steps; without, nothing can go on."""
+        assert self.running is not None
+        sessions = self.running.network.connected()
+        return any(peer in sessions for peer in self.running.manifest.authorities)
 
 
 def _last_validation(steps: Sequence[StepStatus]) -> float | None:

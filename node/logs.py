@@ -22,6 +22,7 @@ LOGGER = logging.getLogger("shoal")
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 3
 _MAX_VALUE_CHARS = 500
+_ROUTINE = {"snapshot_saved"}  # as often as every step: it would hide all else
 _SECRET = re.compile(r"(^|_)(key|seed|secret|token|password|signature|prompt)$")
 _PLAIN = re.compile(r"[^\s\"=]+")
 
@@ -30,7 +31,8 @@ Fields = Mapping[str, object]
 
 def log_event(name: str, fields: Fields, *, is_problem: bool = False) -> None:
     """Log an event (snake_case, past tense) with its fields."""
-    level = logging.WARNING if is_problem else logging.INFO
+    quiet = logging.DEBUG if name in _ROUTINE else logging.INFO
+    level = logging.WARNING if is_problem else quiet
     LOGGER.log(level, name, extra={"fields": {key: _clean(key, fields[key]) for key in fields}})
 
 

@@ -83,7 +83,8 @@ def _body_of(text: str) -> bytes:
         # altchars is strict together with validate: stray spaces and quotes are not skipped
         data = base64.b64decode(payload + "=" * (-len(payload) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ConfigError(f"the invite is malformed: {error}", _HINT) from error
+        cause = "the invite is malformed: a part is missing or changed"
+        raise ConfigError(cause, _HINT) from error
     checksum, body = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
     if checksum != _checksum(body):
         raise ConfigError("the invite's checksum is wrong: a part is missing or changed", _HINT)

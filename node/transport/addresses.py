@@ -62,7 +62,11 @@ def _bind(sock: socket.socket, address: str | tuple[str, int], what: str) -> Non
         sock.bind(address)
     except OSError as error:
         is_taken = error.errno == errno.EADDRINUSE
-        hint = "Stop the other program, or set another port." if is_taken else None
+        hint = (
+            "Stop the other program, or set another listen_port, dht_port or metrics_port."
+            if is_taken
+            else None
+        )
         cause = f"{what} is already in use" if is_taken else f"{what} cannot be used: {error}"
         raise ResourceError(cause, hint) from error
 

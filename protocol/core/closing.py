@@ -189,7 +189,7 @@ class Closing:
         ledgers = self._ledgers[decision.term]
         with trio.move_on_after(ctx.deadlines.request_s) as deadline:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(ctx.send_all, members, mine)
+                nursery.start_soon(ctx.send_all, decision.roster[ctx.stage], mine)
                 await self._changed.until(lambda: members <= ledgers.keys())
         if deadline.cancelled_caught:
             self._suspect(members - ledgers.keys(), "no LEDGER")

@@ -41,7 +41,8 @@ class SignedManifest(Spec):
         if not is_signed_by(manifest.organiser, signed, self.signature):
             raise ConfigError(
                 f"the manifest was not signed by its organiser {manifest.organiser}",
-                "It was changed after signing; get it from the organiser again.",
+                "It was changed after signing: the organiser signs with `shoal swarm create FILE`,"
+                " all others get it from the organiser again.",
             )
         if swarm_id is not None and manifest.swarm_id != swarm_id:
             raise ConfigError(

@@ -186,6 +186,12 @@ def test_a_daemons_own_error_and_status_come_through(shoal: Shoal, tmp_path: Pat
     assert "the node ended with status 6; its log is" in answer.stderr
 
 
+def test_settings_that_were_a_mistake_are_forgotten(shoal: Shoal) -> None:
+    shoal.set("SHOAL_FAKE", "dies")
+    assert shoal("join", invite("a" * 64), "--memory", "1MiB").returncode == 6
+    assert load_config(shoal.state / "config.toml").config.memory_bytes is None
+
+
 def invite(swarm: str) -> str:
     organiser = NodeKey(b"o" * 32).peer_id
     return Invite(swarm_id=swarm, organiser=organiser, seeds=(ADDRESS,)).encode()
