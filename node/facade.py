@@ -165,12 +165,11 @@ class Facade:
             return "paused"
         if core.is_syncing:
             return "syncing"
-        if core.leading is None and not self._hears_an_authority():
-            return "paused"
         if not self._metrics.value("sidecar_up"):
             return "degraded"
         if core.member is not None:
-            return "training"
+            is_led = core.leading is not None or self._hears_an_authority()
+            return "training" if is_led else "paused"
         return "waiting" if self.running and self.running.network.connected() else "alone"
 
     def _hears_an_authority(self) -> bool:
