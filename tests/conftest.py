@@ -13,7 +13,7 @@ import torch
 
 SESSION_MARK = "SHOAL_TEST_SESSION"
 # In these folders a test owns all that it opens; real swarms are checked for processes alone.
-STRICT_FOLDERS = ("tests/unit/", "tests/processes/", "tests/simulation/")
+STRICT_FOLDERS = ("tests/unit/", "tests/processes/", "tests/simulation/", "tests/endurance/")
 
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
