@@ -15,6 +15,7 @@ from protocol.ports import JOB_PRIORITY, JobKind, Observer
 
 T = TypeVar("T")
 
+_KEEP = 0.6  # of the mean; the rest is the latest job
 PHASE: dict[JobKind, str] = {
     "commit": "update",
     "update": "update",
@@ -41,6 +42,7 @@ class ThreadRunner:
         self._is_busy = False
         self._idle_since = time.perf_counter()
         self._limiter = trio.CapacityLimiter(1)
+        self._means_s: dict[JobKind, float] = {}
 
     async def run(self, kind: JobKind, job: Callable[[], T]) -> T:
         """Run ``job`` when its turn comes and return its result."""
@@ -49,8 +51,15 @@ class ThreadRunner:
         try:
             return await trio.to_thread.run_sync(job, limiter=self._limiter)
         finally:
-            self._observer.count("seconds", time.perf_counter() - started, phase=PHASE[kind])
+            seconds = time.perf_counter() - started
+            before = self._means_s.get(kind, seconds)
+            self._means_s[kind] = _KEEP * before + (1 - _KEEP) * seconds
+            self._observer.count("seconds", seconds, phase=PHASE[kind])
             self._pass_turn()
+
+    def mean_s(self, kind: JobKind) -> float | None:
+        """How long a job of this kind takes of late, without its waiting; None if none ran."""
+        return self._means_s.get(kind)
 
     async def _take_turn(self, kind: JobKind) -> None:
         if not self._is_busy:

@@ -82,6 +82,10 @@ class Network(Protocol):
         """The smoothed round trip of heartbeats, or None if unknown."""
         ...
 
+    def bandwidths(self, peer: PeerId) -> tuple[float | None, float | None]:
+        """Bytes per second that transfers to and from a peer reached, as far as that is known."""
+        ...
+
     def drop(self, peer: PeerId, reason: str) -> None:
         """End the session with a peer that misbehaved or fell silent."""
         ...
@@ -115,6 +119,10 @@ class Runner(Protocol):
 
         Cancelling the caller does not interrupt a job that has started.
         """
+        ...
+
+    def mean_s(self, kind: JobKind) -> float | None:
+        """How long a job of this kind takes of late, without its waiting; None if none ran."""
         ...
 
 

@@ -35,10 +35,11 @@ def kept_bytes(manifest: Manifest, stage: int, num_tokens: int, *, recompute: bo
 def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: bool = False) -> int:
     """Estimate the memory of a stage that holds ``capacity`` microbatches at once.
 
-    Weights and moments twice (old and new), a sum, its average and the gradient under way for
-    the update, and for each microbatch a weight gradient and kept activations. Sums by slot keep
-    a gradient per slot: in the worst case the last holder of the stage has them all. hivemind's
-    average goes through a packed copy, the shared buffer and the side-car's parts under way.
+    Weights and moments twice (old and new), a sum for each data node, their average and the
+    gradient under way for the update, and for each microbatch a weight gradient and kept
+    activations. Sums by slot keep a gradient per slot: in the worst case the last holder of the
+    stage has them all. hivemind's average goes through a packed copy, the shared buffer and the
+    side-car's parts under way.
     """
     model, num_tokens = manifest.model, manifest.training.microbatch * manifest.model.context
     flat = _FLOAT_BYTES * stage_layout(manifest, stage).num_elements
@@ -49,6 +50,15 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
     else:
         num_layers = len(manifest.pipeline.layers_of(stage, model.layers))
         transient = (num_layers if recompute else 1) * block_activation_bytes(model, num_tokens)
-    num_sums = manifest.training.quota if manifest.training.sums == "slots" else 1
+    num_sums = _num_sums(manifest, stage)
     num_scratch = 5 if manifest.averaging == "hivemind" else 0
     return (num_states + num_sums + num_scratch + 2) * flat + capacity * per_work + transient
+
+
+def _num_sums(manifest: Manifest, stage: int) -> int:
+    """Sums of gradients that a member may keep in a step: of each data node the manifest knows."""
+    if manifest.training.sums == "slots":
+        return manifest.training.quota
+    if stage == 0:
+        return 1  # of its own microbatches
+    return max(len(manifest.authorities), manifest.pipeline.min_data_nodes)

@@ -53,7 +53,10 @@ class Ack(ControlFrame):
 
 
 class Beat(ControlFrame):
-    """A heartbeat. ``echo_s`` is the other side's last ``sent_s``, held for ``held_s`` seconds."""
+    """A heartbeat. ``echo_s`` is the other side's last ``sent_s``, held for ``held_s`` seconds.
+
+    ``bytes_per_s``: what the sender's large frames to the receiver reach, if that is known.
+    """
 
     kind: Literal["beat"] = "beat"
     step: Count
@@ -62,6 +65,7 @@ class Beat(ControlFrame):
     sent_s: Seconds
     echo_s: Seconds | None
     held_s: Seconds
+    bytes_per_s: Annotated[Seconds, Field(gt=0)] | None = None
 
 
 CONTROL_CODES: dict[int, type[BaseModel]] = {240: Hello, 241: HelloAck, 242: Ack, 243: Beat}

@@ -8,6 +8,7 @@ frame goes the other way; alone they go only when there is none.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from node.transport.allowance import Allowance
 from node.transport.control import CONTROL_CODES, Ack, ControlFrame
 from node.transport.shield import shielded
 from node.transport.stream import MuxedStream
+from node.transport.throughput import Throughput
 from protocol.errors import PeerGone, ProtocolViolation
 from protocol.messages import Lane as LaneName
 from protocol.messages import Message
@@ -40,6 +42,7 @@ class _Parcel:
     frame: Frame
     is_counted: bool
     sequence: int = 0
+    began_at: float = 0.0
     is_withdrawn: bool = False
     is_delivered: bool = False
     written: trio.Event = field(default_factory=trio.Event)
@@ -70,6 +73,7 @@ class Lane:
         self.stream, self._codec, self._observer = stream, codec, observer
         self._credit_bytes = credit_bytes
         self.bytes_in = self.bytes_out = 0
+        self.throughput, self.rtt_s = Throughput(), 0.0
         self._failure: str | None = None
         # outbound
         self._turn = trio.Lock()
@@ -156,7 +160,7 @@ class Lane:
     async def _write(self, parcel: _Parcel) -> None:
         if parcel.is_counted:
             self._num_written += 1
-            parcel.sequence = self._num_written
+            parcel.sequence, parcel.began_at = self._num_written, trio.current_time()
             self._unacknowledged.append(parcel)
         self._num_acknowledged = self._num_taken
         frame = parcel.frame
@@ -236,13 +240,16 @@ class Lane:
     def _settle(self, acknowledged: int) -> None:
         if acknowledged > self._num_written:
             raise ProtocolViolation("acknowledges what was never sent")
-        settled_bytes = 0
+        settled_bytes, began_at = 0, math.inf
         while self._unacknowledged and self._unacknowledged[0].sequence <= acknowledged:
             parcel = self._unacknowledged.popleft()
             settled_bytes += parcel.frame.num_bytes
+            began_at = min(began_at, parcel.began_at)
             parcel.is_delivered = True
             parcel.settled.set()
         if settled_bytes:
+            now = trio.current_time()
+            self.throughput.acknowledged(settled_bytes, began_at, now, self.rtt_s)
             self._spend(-settled_bytes)
 
     # --- the end ---------------------------------------------------------------------------

@@ -151,6 +151,11 @@ class Libp2pNetwork:
         session = self._sessions.get(peer)
         return session.rtt_s if session else None
 
+    def bandwidths(self, peer: PeerId) -> tuple[float | None, float | None]:
+        """Bytes per second that transfers to and from a peer reached, as far as that is known."""
+        session = self._sessions.get(peer)
+        return session.bandwidths if session else (None, None)
+
     def drop(self, peer: PeerId, reason: str) -> None:
         """End the session with a peer that misbehaved or fell silent."""
         if session := self._sessions.get(peer):

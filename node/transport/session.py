@@ -164,6 +164,7 @@ class Session:
             sent_s=now,
             echo_s=self._beat.sent_s if self._beat else None,
             held_s=now - self._beat_at if self._beat else 0.0,
+            bytes_per_s=self.lanes["bulk"].throughput.bytes_per_s,
         )
         self.lanes["control"].post(self._codec.encode(beat))
 
@@ -174,9 +175,16 @@ class Session:
             sample_s = max(0.0, now - beat.echo_s - beat.held_s)
             before_s = sample_s if self.rtt_s is None else self.rtt_s
             self.rtt_s = before_s + _RTT_WEIGHT * (sample_s - before_s)
+            self.lanes["bulk"].rtt_s = self.rtt_s
         return _content(beat)
 
     # --- status ----------------------------------------------------------------------------
+
+    @property
+    def bandwidths(self) -> tuple[float | None, float | None]:
+        """Bytes per second out, as measured here, and in, as the peer says."""
+        told = self._beat.bytes_per_s if self._beat else None
+        return self.lanes["bulk"].throughput.bytes_per_s, told
 
     def status(self) -> PeerStatus:
         """Describe the session now."""

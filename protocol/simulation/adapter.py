@@ -88,6 +88,16 @@ class SimulatedNetwork:
             return None
         return self._world.rtt_s(self.host, self._world.host_of(peer))
 
+    def bandwidths(self, peer: PeerId) -> tuple[float | None, float | None]:
+        """What the links to and from a connected peer carry."""
+        if peer not in self._sessions:
+            return None, None
+        other = self._world.host_of(peer)
+        return (
+            self._world.bandwidth_bytes_s(self.host, other),
+            self._world.bandwidth_bytes_s(other, self.host),
+        )
+
     def drop(self, peer: PeerId, reason: str) -> None:
         """End the session with a peer; both sides get a PeerChange."""
         session = self._sessions.get(peer)

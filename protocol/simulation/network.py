@@ -85,6 +85,11 @@ class VirtualNetwork:
         """Return the round trip of a small frame."""
         return self.latency_s(a, b) + self.latency_s(b, a)
 
+    def bandwidth_bytes_s(self, sender: VirtualHost, receiver: VirtualHost) -> float:
+        """Return what the narrowest place between two computers carries."""
+        link = self.link(sender, receiver)
+        return min(sender.place.up_bytes_s, link.bandwidth_bytes_s, receiver.place.down_bytes_s)
+
     # --- cuts ------------------------------------------------------------------------------
 
     def cut(self, sender: PeerId, receiver: PeerId) -> None:

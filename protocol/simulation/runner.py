@@ -41,6 +41,10 @@ class VirtualRunner:
                 self._queue.remove(entry)
                 heapq.heapify(self._queue)
 
+    def mean_s(self, kind: JobKind) -> float | None:
+        """How long such a job takes now."""
+        return self._host.cost_s[kind] / self._host.speed
+
     def _start_next(self) -> None:
         if self._is_busy or not self._queue:
             return

@@ -59,6 +59,9 @@ class FakeNetwork:
     def rtt_s(self, peer: PeerId) -> float | None:
         return None
 
+    def bandwidths(self, peer: PeerId) -> tuple[float | None, float | None]:
+        return None, None
+
     def expect(self, peers: object) -> None:
         pass
 

@@ -110,6 +110,18 @@ def test_memory_for_a_gradient_per_slot_and_for_hiveminds_copies_is_planned() ->
     assert needed(hivemind, 1, 4, False) - needed(plain, 1, 4, False) == 5 * flat
 
 
+def test_a_sum_for_each_data_node_is_planned() -> None:
+    plain = manifest_of()
+    flat = 4 * make_stage_gradients(plain)
+    authorities = tuple(simulation_key(n).peer_id for n in range(3))
+    three = plain.model_copy(update={"authorities": authorities})
+    assert needed(three, 1, 4, False) - needed(plain, 1, 4, False) == 2 * flat
+    pipeline = plain.pipeline.model_copy(update={"min_data_nodes": 5})
+    five = three.model_copy(update={"pipeline": pipeline})
+    assert needed(five, 1, 4, False) - needed(plain, 1, 4, False) == 4 * flat
+    assert needed(five, 0, 4, False) == needed(plain, 0, 4, False)  # it sums what it drew alone
+
+
 def test_frames_hold_the_largest_shard_that_an_honest_peer_sends() -> None:
     manifest = manifest_of()
     largest = torch.empty(make_stage_gradients(manifest))

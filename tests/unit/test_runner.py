@@ -74,6 +74,19 @@ async def test_jobs_run_by_priority_then_by_arrival(nursery, runner: ThreadRunne
     assert seen == ["commit4", "backward3", "backward5", "edge2", "forward1", "embed0", "last"]
 
 
+async def test_the_mean_of_a_kind_is_that_of_the_jobs_themselves(runner: ThreadRunner) -> None:
+    assert runner.mean_s("forward") is None
+    await runner.run("forward", lambda: threading.Event().wait(0.2))
+    first = runner.mean_s("forward")
+    await runner.run("forward", lambda: None)
+    second = runner.mean_s("forward")
+    assert first is not None
+    assert second is not None
+    assert 0.2 <= first
+    assert 0.6 * first <= second < first
+    assert runner.mean_s("backward") is None
+
+
 async def test_one_job_at_a_time(nursery, runner: ThreadRunner) -> None:
     running = []
 
