@@ -55,7 +55,7 @@ from node.transport.probe import Prober
 from node.transport.session import Heartbeat
 from node.watchdog import Progress, watch
 from protocol.averaging import Averager
-from protocol.core import NodeCore, NodeSettings
+from protocol.core import NodeCore, NodePorts, NodeSettings
 from protocol.errors import ConfigError, ShoalError
 from protocol.invite import Invite
 from protocol.keys import NodeKey, PeerId
@@ -226,9 +226,7 @@ class Daemon:
         averager: Averager,
     ) -> NodeCore:
         config = self.loaded.config
-        return NodeCore(
-            self.key,
-            manifest,
+        ports = NodePorts(
             network=network,
             averager=averager,
             registry=self.registry,
@@ -238,19 +236,20 @@ class Daemon:
             observer=self.observer,
             faults=faults_from(self.environment),
             rng=self.rng,
-            settings=NodeSettings(
-                stage=config.stage if config.role == "volunteer" else 0,
-                capacity=plan.capacity,
-                deadlines=self.deadlines,
-                addresses=lambda: tuple(network.addresses),
-                sidecar_id=self.sidecar.peer_id,
-                wall_clock=time.time,
-                snapshot_steps=config.snapshot_steps,
-            ),
             snapshots=FileSnapshots(
                 self.paths.snapshots, config.snapshots_kept, config.snapshot_quota_bytes
             ),
         )
+        settings = NodeSettings(
+            stage=config.stage if config.role == "volunteer" else 0,
+            capacity=plan.capacity,
+            deadlines=self.deadlines,
+            addresses=lambda: tuple(network.addresses),
+            sidecar_id=self.sidecar.peer_id,
+            wall_clock=time.time,
+            snapshot_steps=config.snapshot_steps,
+        )
+        return NodeCore(self.key, manifest, ports, settings)
 
     def _heartbeat(self, peer: PeerId) -> Heartbeat:
         running = self.facade.running

@@ -24,7 +24,9 @@ from protocol.ports import (
     JobKind,
     Network,
     Observer,
+    Registry,
     Runner,
+    Snapshots,
     StageState,
     Tensor,
 )
@@ -35,6 +37,22 @@ T = TypeVar("T")
 
 async def _keep_nothing(decision: Decision) -> None:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class NodePorts:
+    """Through which a node core reaches the world; ``averager`` None is the exact one."""
+
+    network: Network
+    registry: Registry
+    runner: Runner
+    make_stage: Callable[[int], StageState]
+    journal: Journal
+    observer: Observer
+    faults: FaultPoints
+    rng: random.Random
+    snapshots: Snapshots
+    averager: Averager | None = None
 
 
 @dataclass(slots=True)

@@ -12,18 +12,14 @@ NodeCore.run
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
 import trio
 
-from protocol.averaging import Averager, exact_averager
-from protocol.core.context import Context, with_digest
+from protocol.averaging import exact_averager
+from protocol.core.context import Context, NodePorts, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
 from protocol.core.early import EarlyMessages
 from protocol.core.holding import Holding
-from protocol.core.journal import Journal
 from protocol.core.leading import FOR_AUTHORITIES, Leading
 from protocol.core.leaving import Leaving
 from protocol.core.member_step import MemberStep
@@ -47,19 +43,8 @@ from protocol.messages import (
     StateChunk,
     StepOpen,
 )
-from protocol.ports import (
-    Envelope,
-    FaultPoints,
-    Network,
-    Observer,
-    PeerChange,
-    Registry,
-    Runner,
-    Snapshots,
-    StageState,
-    Tensor,
-)
-from protocol.routing import LoadAwareRouter, Router
+from protocol.ports import Envelope, PeerChange, Tensor
+from protocol.routing import LoadAwareRouter
 from protocol.step.decision import check_step_open
 
 
@@ -67,32 +52,17 @@ class NodeCore:
     """One node. ``run`` returns when the node was told to leave and its work was handed over."""
 
     def __init__(
-        self,
-        key: NodeKey,
-        manifest: Manifest,
-        *,
-        network: Network,
-        registry: Registry,
-        runner: Runner,
-        make_stage: Callable[[int], StageState],
-        journal: Journal,
-        observer: Observer,
-        faults: FaultPoints,
-        rng: random.Random,
-        settings: NodeSettings,
-        snapshots: Snapshots,
-        averager: Averager | None = None,
-        router: Router | None = None,
+        self, key: NodeKey, manifest: Manifest, ports: NodePorts, settings: NodeSettings
     ) -> None:
-        self._key, self._manifest = key, manifest
-        self._network, self._runner, self._make_stage = network, runner, make_stage
-        self._journal, self._observer, self._faults, self._rng = journal, observer, faults, rng
-        self._settings = settings
-        self._averager = averager or exact_averager(manifest, network, settings.deadlines)
-        self._router = router or LoadAwareRouter(network.rtt_s)
-        self._snapshots, self._past = snapshots, PastLife(key.peer_id, journal.last_order())
+        network, journal, observer = ports.network, ports.journal, ports.observer
+        self._key, self._manifest, self._settings, self._ports = key, manifest, settings, ports
+        self._network, self._runner, self._journal = network, ports.runner, journal
+        self._observer, self._faults = observer, ports.faults
+        self._averager = ports.averager or exact_averager(manifest, network, settings.deadlines)
+        self._router = LoadAwareRouter(network.rtt_s)
+        self._past = PastLife(key.peer_id, journal.last_order())
         self.swarm = manifest.swarm_id
-        self.discovery = Discovery(key, manifest, network, registry, observer, settings)
+        self.discovery = Discovery(key, manifest, network, ports.registry, observer, settings)
         self._postbox = Postbox(network, observer)
         self.leading: Leading | None = None
         if key.peer_id in manifest.authorities:
@@ -309,16 +279,18 @@ class NodeCore:
 
     async def _take_stage(self, stage: int) -> None:
         """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
-        state = await self._runner.run("state", lambda: with_digest(self._make_stage(stage)))
+        state = await self._runner.run("state", lambda: with_digest(self._ports.make_stage(stage)))
         ctx = Context(
             key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
             runner=self._runner, router=self._router, averager=self._averager,
             deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
-            journal=self._journal, rng=self._rng, stage=stage, state=state,
+            journal=self._journal, rng=self._ports.rng, stage=stage, state=state,
             capacity=self._settings.capacity,
             loopback=lambda m: self._for_authority(m, self._key.peer_id),
         )  # fmt: skip
-        holding = Holding(ctx, self._snapshots, self._settings, self._changed, self._wants_state)
+        holding = Holding(
+            ctx, self._ports.snapshots, self._settings, self._changed, self._wants_state
+        )
         await holding.keeper.load_newest()
         self._holding = holding
         self.discovery.announce(stage=stage)

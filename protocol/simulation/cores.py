@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.core import NodeCore, NodeSettings
+from protocol.core import NodeCore, NodePorts, NodeSettings
 from protocol.simulation.adapter import address_of
 from protocol.simulation.world import SimulatedNode, Simulation
 
@@ -17,9 +17,7 @@ def node_core(simulation: Simulation, node: SimulatedNode) -> NodeCore:
         wall_clock=simulation.wall_clock,
         snapshot_steps=simulation.snapshot_steps,
     )
-    return NodeCore(
-        node.key,
-        simulation.manifest.manifest,
+    ports = NodePorts(
         network=node.network,
         registry=node.registry,
         runner=node.runner,
@@ -28,6 +26,6 @@ def node_core(simulation: Simulation, node: SimulatedNode) -> NodeCore:
         observer=node.observer,
         faults=node.faults,
         rng=node.rng,
-        settings=settings,
         snapshots=node.snapshots,
     )
+    return NodeCore(node.key, simulation.manifest.manifest, ports, settings)

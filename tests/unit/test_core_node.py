@@ -11,7 +11,7 @@ import trio
 from core_kit import LIMITS, FakeNetwork, NoPoints, activation, forward, initial_digests
 from step_kit import KEYS, PEERS, decision_of, entry_of, manifest_of
 
-from protocol.core import NodeCore, NodeSettings
+from protocol.core import NodeCore, NodePorts, NodeSettings
 from protocol.core import early as early_module
 from protocol.core.early import EarlyMessages
 from protocol.core.journal import MemoryJournal
@@ -69,13 +69,14 @@ class Node:
         self.observer = TracingObserver("n", Trace())
         self.journal, manifest = MemoryJournal(), manifest_of()
         self.points = NoPoints()
-        self.core = NodeCore(
-            key, manifest, network=self.network,
-            registry=VirtualRegistry(lambda: 0.0).attach(host), runner=VirtualRunner(host),
-            make_stage=lambda stage: toy_stage(manifest, stage), journal=self.journal,
-            observer=self.observer, faults=self.points, rng=Random(0),
-            settings=NodeSettings(stage=stage, deadlines=LIMITS), snapshots=MemorySnapshots(),
+        ports = NodePorts(
+            network=self.network, registry=VirtualRegistry(lambda: 0.0).attach(host),
+            runner=VirtualRunner(host), make_stage=lambda stage: toy_stage(manifest, stage),
+            journal=self.journal, observer=self.observer, faults=self.points, rng=Random(0),
+            snapshots=MemorySnapshots(),
         )  # fmt: skip
+        settings = NodeSettings(stage=stage, deadlines=LIMITS)
+        self.core = NodeCore(key, manifest, ports, settings)
 
     async def take_stage(self, stage: int = 1) -> None:
         await self.core._take_stage(stage)

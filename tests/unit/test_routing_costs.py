@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from step_kit import PEERS
 
-from node.transport.throughput import LEAST_BYTES, Throughput
 from protocol.routing.costs import (
     BYTES_PER_S,
     COMPUTE_S,
@@ -49,36 +48,3 @@ def test_before_anything_was_measured_there_are_defaults() -> None:
 def test_compute_is_the_mean_of_both_passes() -> None:
     assert costs_of(means_s=(1.0, 2.0)).compute_s() == 1.5
     assert costs_of(means_s=(1.0, None)).compute_s() == 1.0
-
-
-# --- measuring -----------------------------------------------------------------------------
-
-
-def test_a_transfer_is_timed_without_the_round_trip() -> None:
-    throughput = Throughput()
-    assert throughput.bytes_per_s is None
-    throughput.acknowledged(1_000_000, began_at=10.0, now=11.2, rtt_s=0.2)
-    assert throughput.bytes_per_s == pytest.approx(1e6)
-
-
-def test_frames_on_the_way_together_share_the_line() -> None:
-    """Two written at once, acknowledged one after the other: each took a second, not two."""
-    throughput = Throughput()
-    throughput.acknowledged(1_000_000, began_at=0.0, now=1.2, rtt_s=0.2)
-    throughput.acknowledged(1_000_000, began_at=0.0, now=2.2, rtt_s=0.2)
-    assert throughput.bytes_per_s == pytest.approx(1e6)
-
-
-def test_small_frames_tell_nothing_and_the_mean_follows_slowly() -> None:
-    throughput = Throughput()
-    throughput.acknowledged(LEAST_BYTES - 1, began_at=0.0, now=1.0, rtt_s=0.0)
-    assert throughput.bytes_per_s is None
-    throughput.acknowledged(1_000_000, began_at=2.0, now=3.0, rtt_s=0.0)
-    throughput.acknowledged(1_000_000, began_at=4.0, now=14.0, rtt_s=0.0)
-    assert 1e5 < (throughput.bytes_per_s or 0) < 1e6
-
-
-def test_a_round_trip_that_hides_the_transfer_makes_it_fast_and_not_negative() -> None:
-    throughput = Throughput()
-    throughput.acknowledged(1_000_000, began_at=0.0, now=0.01, rtt_s=0.5)
-    assert throughput.bytes_per_s == pytest.approx(1e10)

@@ -82,7 +82,7 @@ async def test_the_mean_of_a_kind_is_that_of_the_jobs_themselves(runner: ThreadR
     second = runner.mean_s("forward")
     assert first is not None
     assert second is not None
-    assert 0.2 <= first
+    assert first >= 0.2
     assert 0.6 * first <= second < first
     assert runner.mean_s("backward") is None
 

@@ -312,21 +312,6 @@ async def test_heartbeats_carry_what_the_callback_says_and_measure_the_round_tri
         assert status.address.startswith("/ip4/127.0.0.1/tcp/")
 
 
-async def test_both_ends_know_how_fast_large_frames_were():
-    a, b = network(1), network(2)
-    async with running(a, b), trio.open_nursery() as nursery:
-        assert a.bandwidths(b.peer_id) == (None, None)
-        nursery.start_soon(post, a, b.peer_id, forward(1), [torch.zeros(500, 500)])
-        await next_message(b)
-        while b.bandwidths(a.peer_id)[1] is None:
-            await trio.sleep(0.05)
-        (out, into), (told_out, told) = a.bandwidths(b.peer_id), b.bandwidths(a.peer_id)
-        assert out is not None
-        assert out > 0
-        assert told == out
-        assert (into, told_out) == (None, None)  # nothing large went the other way
-
-
 async def test_drop_ends_the_session_for_both():
     a, b = network(1), network(2)
     async with running(a, b), trio.open_nursery() as nursery:
