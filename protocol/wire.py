@@ -41,6 +41,7 @@ _KINDS: tuple[str, ...] = (
     "applied", "suspect", "forward", "backward", "commit", "release", "failed", "busy",
     "step_close", "ledger", "fetch_boundary", "boundary", "redrive", "reduce_part",
     "reduce_result", "fetch_state", "state_chunk", "dismiss", "average_report",
+    "computed", "hop_lost", "resume",
 )  # fmt: skip
 MESSAGE_CODES: dict[int, type[BaseModel]] = {
     code: MESSAGE_TYPES[kind] for code, kind in enumerate(_KINDS, start=1)

@@ -30,12 +30,15 @@ from protocol.messages.flow import (
     Backward,
     Busy,
     Commit,
+    Computed,
     Entry,
     Failed,
     FlowMessage,
     Forward,
+    HopLost,
     Purpose,
     Release,
+    Resume,
     StepClose,
 )
 from protocol.messages.membership import (
@@ -81,6 +84,7 @@ __all__ = [
     "Boundary",
     "Busy",
     "Commit",
+    "Computed",
     "Count",
     "Decision",
     "Digest",
@@ -91,6 +95,7 @@ __all__ = [
     "FetchState",
     "FlowMessage",
     "Forward",
+    "HopLost",
     "Lane",
     "Ledger",
     "LedgerEntry",
@@ -106,6 +111,7 @@ __all__ = [
     "ReducePart",
     "ReduceResult",
     "Release",
+    "Resume",
     "Share",
     "Signature",
     "Stage",
@@ -121,6 +127,6 @@ ALL_MESSAGES: tuple[type[Message], ...] = (
     Presence, Assign, StepOpen, Prepare, Promise, Accept, Accepted, Prepared, Applied, Suspect,
     Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
     Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Dismiss,
-    AverageReport,
+    AverageReport, Computed, HopLost, Resume,
 )  # fmt: skip
 MESSAGE_TYPES: dict[str, type[Message]] = {m.model_fields["kind"].default: m for m in ALL_MESSAGES}

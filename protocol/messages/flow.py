@@ -18,6 +18,8 @@ from protocol.messages.base import (
 )
 
 Purpose = Literal["train", "eval", "redrive"]
+# Holders of the stages that follow, as far as they are known.
+Route = Annotated[tuple[Peer | None, ...], Field(max_length=4096)]
 
 
 # Attempts at a slot, each time the step begins: so what is under way from before is told apart.
@@ -51,7 +53,9 @@ class Forward(FlowMessage):
     """Activation for ``stage``; ``path`` lists the holders of stages 1.. that it has passed.
 
     Tensor: h [batch, context, width]. ``target`` pins a redrive to the holder of the stage that
-    lost this microbatch's gradient: only that holder accumulates.
+    lost this microbatch's gradient: only that holder accumulates. ``is_repair`` says that this
+    branch replaces one that was lost on the way; ``route`` then names the holders of the stages
+    behind ``stage`` that have the microbatch already.
     """
 
     kind: Literal["forward"] = "forward"
@@ -62,10 +66,15 @@ class Forward(FlowMessage):
     purpose: Purpose = "train"
     target_stage: Stage = 0
     target: Peer | None = None
+    is_repair: bool = False
+    route: Route = ()
 
 
 class Backward(FlowMessage):
-    """Gradient of the loss by the output of ``stage``; tensor: g [batch, context, width]."""
+    """Gradient of the loss by the output of ``stage``; tensor: g [batch, context, width].
+
+    ``path`` lists the holders of the stages behind ``stage`` that it has come through.
+    """
 
     kind: Literal["backward"] = "backward"
     lane: ClassVar[Lane] = "bulk"
@@ -75,7 +84,10 @@ class Backward(FlowMessage):
 
 
 class Commit(FlowMessage):
-    """Data node -> holders of the path: this microbatch's gradient counts."""
+    """Data node -> holders: this microbatch's gradient counts, in the holders of ``path``.
+
+    Passed on to those who worked at it in vain, who then forget it.
+    """
 
     kind: Literal["commit"] = "commit"
     path: Path
@@ -100,6 +112,38 @@ class Busy(FlowMessage):
 
     kind: Literal["busy"] = "busy"
     stage: Stage
+
+
+class Computed(FlowMessage):
+    """To whoever sent the tensor: ``stage`` has computed it. The sign of life that is waited for."""
+
+    kind: Literal["computed"] = "computed"
+    stage: Stage
+    is_backward: bool = False
+
+
+class HopLost(FlowMessage):
+    """Holder -> data node: ``peer`` of ``stage``, next to me on the path, is gone or silent.
+
+    ``before`` is the holder, or the data node, from which it had the activation.
+    """
+
+    kind: Literal["hop_lost"] = "hop_lost"
+    stage: Stage
+    peer: Peer
+    before: Peer
+
+
+class Resume(FlowMessage):
+    """Data node -> holder before a lost hop: send what you keep to another holder of ``stage``.
+
+    ``route`` names the holders behind it that have the microbatch already.
+    """
+
+    kind: Literal["resume"] = "resume"
+    stage: Stage
+    peer: Peer
+    route: Route
 
 
 class Entry(BaseModel):

@@ -27,6 +27,7 @@ from protocol.messages import (
     Boundary,
     Busy,
     Commit,
+    Computed,
     Decision,
     Dismiss,
     Entry,
@@ -34,6 +35,7 @@ from protocol.messages import (
     FetchBoundary,
     FetchState,
     Forward,
+    HopLost,
     Ledger,
     LedgerEntry,
     Message,
@@ -45,6 +47,7 @@ from protocol.messages import (
     ReducePart,
     ReduceResult,
     Release,
+    Resume,
     Share,
     StateChunk,
     StepClose,
@@ -100,6 +103,9 @@ SAMPLES: tuple[Message, ...] = (
     StateChunk(step=3, stage=1, chunk=0, num_chunks=1, digest=DIGEST),
     Dismiss(step=3),
     AverageReport(step=3, term=1, stage=1, attempt=0, nonce=b"n" * 16, addresses=("/ip4",)),
+    Computed(**FLOW, stage=1, is_backward=True),
+    HopLost(**FLOW, stage=1, peer=B, before=A),
+    Resume(**FLOW, stage=1, peer=B, route=(None, B)),
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN = {
@@ -113,7 +119,7 @@ GOLDEN = {
     "prepared": "ac9ffc1a",
     "applied": "06d10a4d",
     "suspect": "1864e283",
-    "forward": "4174379e",
+    "forward": "4e49851d",
     "backward": "68e1a5e2",
     "commit": "0990208f",
     "release": "48cd4fb8",
@@ -130,6 +136,9 @@ GOLDEN = {
     "state_chunk": "57ae5a74",
     "dismiss": "d6937fa9",
     "average_report": "b623a191",
+    "computed": "a41cd779",
+    "hop_lost": "b54cb6b3",
+    "resume": "b7754740",
 }
 LIMITS = Limits(max_tensor_bytes=1 << 20)
 CODEC = Codec(LIMITS)
