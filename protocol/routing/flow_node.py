@@ -1,0 +1,272 @@
+"""A node of the flow router as a pure state machine: messages and ticks in, messages out.
+
+"Go With The Flow" (arXiv 2509.21221): routes grow from the sinks backwards without a coordinator
+and re-form when nodes come and go. The daemon and the simulator run this class.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.keys import PeerId
+from protocol.messages import Message
+from protocol.messages.routing import (
+    FlowAnswer,
+    FlowCheck,
+    FlowCosts,
+    FlowIntroduce,
+    FlowOffers,
+    FlowRelease,
+    FlowRequest,
+)
+from protocol.routing.context import Context, Costs, Send
+from protocol.routing.growth import Growth
+from protocol.routing.healing import Healing
+from protocol.routing.settings import RoutingSettings
+from protocol.routing.tables import FlowTable, InEdge, OutEdge
+from protocol.routing.view import View
+
+__all__ = ["Costs", "FlowEdge", "FlowNode", "RoutingSettings", "Send"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEdge:
+    """One unit of flow across one link."""
+
+    peer: PeerId  # the other end
+    target: PeerId  # the data node
+    edge_id: int  # the same at both ends, chosen by the upstream end
+    link_cost_s: float  # d_ij
+    cost_to_sink_s: float  # from the downstream end on (0 at the sink)
+
+
+class FlowNode:
+    """Routes of one node. ``stage`` 0 is a data node: source and sink of ``demand`` flows."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        stage: int,
+        num_stages: int,
+        capacity: int,
+        demand: int = 0,
+        costs: Costs,
+        rng: random.Random,
+        settings: RoutingSettings = RoutingSettings(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._ctx = Context(
+            me, stage, num_stages, capacity, demand, costs, rng, settings,
+            FlowTable(is_relay=stage > 0), View(settings, rng), next_id=rng.randrange(2**40),
+        )  # fmt: skip
+        self._growth = Growth(self._ctx)
+        self._healing = Healing(self._ctx)
+        self._phase = rng.randrange(settings.refresh_ticks)
+
+    # -- what happens to it
+
+    def set_peers(self, stages: Mapping[PeerId, int], now: float) -> list[Send]:
+        """All peers that are known with their stages; the bounded view is chosen from them."""
+        ctx = self._begin(now)
+        others = {peer: stage for peer, stage in stages.items() if peer != ctx.me}
+        if others != ctx.view.known:
+            for peer in [p for p in ctx.view.known if others.get(p) != ctx.view.known[p]]:
+                self._lose(peer)
+            self._redraw(others)
+            self._growth.wake()
+        return ctx.flush()
+
+    def handle(self, sender: PeerId, message: Message, now: float) -> list[Send]:
+        """Take a message of the router; any other is ignored, and so is a stranger's."""
+        ctx = self._begin(now)
+        if sender in ctx.view.known:
+            self._dispatch(sender, message)
+        return ctx.flush()
+
+    def _dispatch(self, sender: PeerId, message: Message) -> None:
+        match message:
+            case FlowOffers():
+                self._note_compute(sender, message.compute_s)
+                self._growth.heard_offers(sender, message.offers)
+            case FlowCosts():
+                self._healing.on_costs(sender, message)
+            case FlowRequest():
+                self._growth.on_request(sender, message)
+                self._healing.tell_costs(only_life=True)
+            case FlowAnswer():
+                self._growth.on_answer(sender, message)
+                self._healing.tell_costs(only_life=True)
+            case FlowRelease():
+                self._healing.on_release(sender, message)
+                self._growth.wake()
+            case FlowCheck():
+                self._healing.on_check(sender, message)
+            case FlowIntroduce():
+                self._on_introduce(sender, message)
+            case _:
+                pass
+
+    def tick(self, now: float) -> list[Send]:
+        """Do what is due every ``settings.tick_s``."""
+        ctx = self._begin(now)
+        ctx.tick += 1
+        self._refresh()
+        self._growth.drop_late()
+        self._growth.give_back()
+        if not ctx.is_data_node and ctx.rng.random() < 0.5 and ctx.table.improve_pairs():
+            ctx.changed("paired its flows anew")
+        self._growth.ask()
+        self._healing.tell_costs()
+        self._growth.tell_offers()
+        self._healing.check()
+        return ctx.flush()
+
+    def lose(self, peer: PeerId, now: float) -> list[Send]:
+        """``peer`` is gone: its flows are unpaired, orphans ask again, the rest is offered."""
+        ctx = self._begin(now)
+        self._lose(peer)
+        self._growth.ask()
+        self._healing.tell_costs(only_life=True)
+        return ctx.flush()
+
+    def drain(self, now: float) -> list[Send]:
+        """Take nothing new and hand the flows over."""
+        ctx = self._begin(now)
+        ctx.is_draining = True
+        for edge in list(ctx.table.ins.values()):
+            ctx.table.drop_in(edge, ctx.tick)
+            ctx.send(edge.peer, self._push_back(edge))
+        ctx.changed("drained")
+        return ctx.flush()
+
+    def set_capacity(self, capacity: int, now: float) -> list[Send]:
+        """Hold at most ``capacity`` units from now on; those over it are pushed back."""
+        ctx = self._begin(now)
+        ctx.capacity = capacity
+        ins = sorted(ctx.table.ins.values(), key=lambda edge: edge.is_live)
+        for edge in ins[: max(0, ctx.table.used - capacity)]:
+            ctx.table.drop_in(edge, ctx.tick)
+            ctx.send(edge.peer, self._push_back(edge))
+        for outflow in ctx.table.spare()[: max(0, ctx.table.used - capacity)]:
+            self._cancel(outflow)
+        self._growth.wake()
+        return ctx.flush()
+
+    def set_demand(self, demand: int, now: float) -> list[Send]:
+        """Want ``demand`` flows from now on (a data node)."""
+        ctx = self._begin(now)
+        ctx.demand = demand
+        costly = sorted(ctx.table.outs.values(), key=lambda edge: -edge.cost_s)
+        for edge in costly[: max(0, len(costly) - demand)]:
+            self._cancel(edge)
+        self._growth.wake()
+        return ctx.flush()
+
+    # -- what it says of itself
+
+    @property
+    def inflows(self) -> tuple[FlowEdge, ...]:
+        """Units that arrive here."""
+        return tuple(self._seen_in(edge) for edge in self._ctx.table.ins.values())
+
+    @property
+    def outflows(self) -> tuple[FlowEdge, ...]:
+        """Units that leave here."""
+        return tuple(_seen_out(edge) for edge in self._ctx.table.outs.values())
+
+    def pairs(self) -> tuple[tuple[FlowEdge, FlowEdge], ...]:
+        """Inflow and outflow of each unit that a relay passes on."""
+        ins = self._ctx.table.ins.values()
+        return tuple((self._seen_in(e), _seen_out(e.out)) for e in ins if e.out is not None)
+
+    @property
+    def last_change(self) -> tuple[float, str] | None:
+        """When its routes last changed, and why."""
+        return self._ctx.last_change
+
+    def _seen_in(self, edge: InEdge) -> FlowEdge:
+        to_s = edge.out.cost_s if edge.out else 0.0
+        return FlowEdge(edge.peer, edge.target, edge.edge_id, edge.link_s, to_s)
+
+    # -- parts
+
+    def _begin(self, now: float) -> Context:
+        self._ctx.now = now
+        return self._ctx
+
+    def _push_back(self, edge: InEdge) -> FlowRelease:
+        return FlowRelease(pushed_back=(edge.edge_id,))
+
+    def _cancel(self, edge: OutEdge) -> None:
+        self._ctx.table.drop_out(edge, self._ctx.tick)
+        self._ctx.send(edge.peer, FlowRelease(cancelled=(edge.edge_id,)))
+
+    def _lose(self, peer: PeerId) -> None:
+        ctx = self._ctx
+        if ctx.table.drop_peer(peer, ctx.tick):
+            ctx.changed(f"lost {peer}")
+        ctx.pending = {e: p for e, p in ctx.pending.items() if p.peer != peer}
+        ctx.view.forget(peer)
+        self._growth.wake()
+
+    def _redraw(self, known: Mapping[PeerId, int]) -> None:
+        ctx = self._ctx
+        keep = {edge.peer for edge in ctx.table.outs.values()}
+        ctx.view.choose(known, ctx.stage, ctx.num_stages, ctx.link_s, keep)
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Tell the peers in view that I listen, those first that do not know it yet."""
+        ctx = self._ctx
+        due = ctx.tick - ctx.settings.refresh_ticks
+        message = None
+        for peer, seen in ctx.view.next.items():
+            if seen.introduced <= due:
+                message = message or self._introduction()
+                seen.introduced = ctx.tick
+                ctx.send(peer, message)
+
+    def _introduction(self) -> FlowIntroduce:
+        ctx = self._ctx
+        return FlowIntroduce(
+            stage=ctx.stage,
+            compute_s=ctx.costs.compute_s(),
+            capacity=ctx.capacity,
+            wants_news=True,
+        )
+
+    def _on_introduce(self, sender: PeerId, message: FlowIntroduce) -> None:
+        ctx = self._ctx
+        self._note_compute(sender, message.compute_s)
+        is_new = sender not in ctx.view.subscribers
+        ctx.view.subscribers[sender] = ctx.tick
+        if is_new:
+            ctx.send(sender, self._growth.offers_message())
+
+    def _note_compute(self, peer: PeerId, compute_s: float) -> None:
+        ctx = self._ctx
+        if ctx.view.compute_of.get(peer) == compute_s:
+            return
+        ctx.view.compute_of[peer] = compute_s
+        seen = ctx.view.next.get(peer)
+        if seen is not None:
+            seen.compute_s, seen.link_s = compute_s, ctx.link_s(peer)
+
+    def _refresh(self) -> None:
+        """Measure links again, drop silent subscribers, draw the view anew now and then."""
+        ctx = self._ctx
+        if ctx.tick % ctx.settings.redraw_ticks == 0:
+            self._redraw(ctx.view.known)
+        else:
+            self._introduce()
+        if ctx.tick % ctx.settings.refresh_ticks == self._phase:
+            for peer, seen in ctx.view.next.items():
+                seen.link_s = ctx.link_s(peer)
+            limit = ctx.tick - ctx.settings.forget_ticks
+            ctx.view.subscribers = {p: t for p, t in ctx.view.subscribers.items() if t > limit}
+
+
+def _seen_out(edge: OutEdge) -> FlowEdge:
+    return FlowEdge(edge.peer, edge.target, edge.edge_id, edge.link_s, edge.to_s)

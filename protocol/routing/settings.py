@@ -1,0 +1,30 @@
+"""The numbers of the flow router, most of them from the GWTF prototype (spec 1.3)."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+class RoutingSettings(BaseModel):
+    """Times are ticks unless they end in ``_s``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tick_s: PositiveFloat = 2.0
+    # view: peers of a neighbouring stage (20 nearest + 10 random), and of the own one
+    num_nearest: PositiveInt = 20
+    num_random: PositiveInt = 10
+    num_same: PositiveInt = 8
+    redraw_ticks: PositiveInt = 40
+    # growth
+    sink_surplus: PositiveFloat = 2.0
+    request_ticks: PositiveInt = 3
+    orphan_ticks: PositiveInt = 12
+    idle_ticks: PositiveInt = 10
+    max_backoff_ticks: PositiveInt = 64
+    # healing
+    check_ticks: PositiveInt = 5
+    grace_ticks: PositiveInt = 2
+    refresh_ticks: PositiveInt = 12
+    forget_ticks: PositiveInt = 60
+    epsilon: NonNegativeFloat = 1e-9
