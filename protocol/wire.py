@@ -41,7 +41,8 @@ _KINDS: tuple[str, ...] = (
     "applied", "suspect", "forward", "backward", "commit", "release", "failed", "busy",
     "step_close", "ledger", "fetch_boundary", "boundary", "redrive", "reduce_part",
     "reduce_result", "fetch_state", "state_chunk", "dismiss", "average_report",
-    "computed", "hop_lost", "resume",
+    "computed", "hop_lost", "resume", "flow_introduce", "flow_offers", "flow_request",
+    "flow_answer", "flow_costs", "flow_check", "flow_release",
 )  # fmt: skip
 MESSAGE_CODES: dict[int, type[BaseModel]] = {
     code: MESSAGE_TYPES[kind] for code, kind in enumerate(_KINDS, start=1)

@@ -64,6 +64,7 @@ from protocol.messages.repair import (
     LedgerEntry,
     Redrive,
 )
+from protocol.messages.routing import ROUTING_MESSAGES, RoutingMessage
 from protocol.messages.transfer import (
     FetchState,
     StateChunk,
@@ -75,6 +76,7 @@ __all__ = [
     "AVERAGING_MESSAGES",
     "MESSAGE_TYPES",
     "PROTOCOL_VERSION",
+    "ROUTING_MESSAGES",
     "Accept",
     "Accepted",
     "Applied",
@@ -112,6 +114,7 @@ __all__ = [
     "ReduceResult",
     "Release",
     "Resume",
+    "RoutingMessage",
     "Share",
     "Signature",
     "Stage",
@@ -128,5 +131,6 @@ ALL_MESSAGES: tuple[type[Message], ...] = (
     Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
     Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Dismiss,
     AverageReport, Computed, HopLost, Resume,
+    *ROUTING_MESSAGES,
 )  # fmt: skip
 MESSAGE_TYPES: dict[str, type[Message]] = {m.model_fields["kind"].default: m for m in ALL_MESSAGES}
