@@ -20,6 +20,8 @@ MAX_RECORD_BYTES = 4096
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_LIFETIME_S = 600.0
 MAX_ADDRESSES = 16
+MAX_FLOWS = 2**16
+MAX_COST_MS = 10_000_000
 _TAG = b"shoal/node-record/1\n"
 
 SwarmId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -27,11 +29,28 @@ Peer = Annotated[PeerId, Field(min_length=40, max_length=64, pattern=r"^[1-9A-HJ
 Address = Annotated[str, Field(min_length=2, max_length=200, pattern=r"^/[\x21-\x7e]+$")]
 
 
+class Claim(BaseModel):
+    """A node's word that it is about to serve a stage (GWTF spec 1.5). It expires by itself.
+
+    ``epoch`` makes another draw of who gives way each time. A firm claim has been looked at twice:
+    its node goes there as soon as the step in flight ends.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Annotated[int, Field(ge=1, lt=4096)]
+    epoch: Annotated[int, Field(ge=0, lt=2**53)]
+    expires_at: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    is_firm: bool = False
+
+
 class NodeRecord(BaseModel):
     """A node's word about itself. ``stage`` is -1 for none, 0 for a data node, else 1..S.
 
     ``sidecar_id`` is the PeerID of the node's side-car: this record is what binds the two keys.
     ``expires_at`` is wall time in seconds, because nodes compare it with their own clocks.
+    ``capacity`` is how many flows it can carry at once (a data node: how many it wants), ``used``
+    how many it carries, ``cost_ms`` the mean cost from here to the data node, if that is known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,6 +64,10 @@ class NodeRecord(BaseModel):
     expires_at: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     protocol_version: Annotated[int, Field(ge=0, lt=2**31)]
     is_draining: bool = False
+    capacity: Annotated[int, Field(ge=0, le=MAX_FLOWS)] = 0
+    used: Annotated[int, Field(ge=0, le=MAX_FLOWS)] = 0
+    cost_ms: Annotated[int, Field(ge=0, le=MAX_COST_MS)] | None = None
+    claim: Claim | None = None
 
     def body(self) -> bytes:
         """Return the canonical bytes that the node signs."""

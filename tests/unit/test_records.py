@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolViolation
 from protocol.keys import NodeKey
 from protocol.records import (
+    MAX_COST_MS,
+    MAX_FLOWS,
     MAX_LIFETIME_S,
     MAX_RECORD_BYTES,
+    Claim,
     NodeRecord,
     SeenSequences,
     SignedRecord,
@@ -55,14 +58,35 @@ def test_signed_record_opens() -> None:
 def test_body_is_golden() -> None:
     """Changing what is signed makes every older node refuse the record."""
     assert make().body() == (
-        b'{"addresses":["/ip4/192.0.2.1/tcp/4001"],"expires_at":1800000030.0,"is_draining":false,'
+        b'{"addresses":["/ip4/192.0.2.1/tcp/4001"],"capacity":0,"claim":null,"cost_ms":null,'
+        b'"expires_at":1800000030.0,"is_draining":false,'
         b'"peer_id":"12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN","protocol_version":1,'
         b'"sequence":7,"sidecar_id":"'
         + make().sidecar_id.encode()
         + b'","stage":2,"swarm":"'
         + SWARM.encode()
-        + b'"}'
+        + b'","used":0}'
     )
+
+
+def test_a_claim_and_the_load_are_signed_with_the_rest() -> None:
+    claim = Claim(stage=3, epoch=60_000_000, expires_at=NOW + 20, is_firm=True)
+    record = make(capacity=7, used=3, cost_ms=81, claim=claim)
+    assert open_record(sign(record, KEY), swarm=SWARM, now=NOW) == record
+    assert (
+        b'"claim":{"epoch":60000000,"expires_at":1800000020.0,"is_firm":true,"stage":3}'
+        in record.body()
+    )
+
+
+def test_the_largest_record_that_the_fields_allow_is_within_the_limit() -> None:
+    longest = "/dns/" + "a" * 195
+    record = make(
+        stage=4095, addresses=(longest,) * 16, sequence=2**53 - 1, capacity=MAX_FLOWS,
+        used=MAX_FLOWS, cost_ms=MAX_COST_MS, is_draining=True, protocol_version=2**31 - 1,
+        claim=Claim(stage=4095, epoch=2**53 - 1, expires_at=NOW + 0.123456, is_firm=True),
+    )  # fmt: skip
+    assert len(sign(record, KEY)) <= MAX_RECORD_BYTES
 
 
 def test_only_the_named_node_can_sign() -> None:
@@ -102,6 +126,14 @@ def test_others_are_refused(data: bytes, cause: str) -> None:
         {"addresses": ("/ip4/192.0.2.1/tcp/1",) * 17},
         {"swarm": "short"},
         {"peer_id": "0" * 52},
+        {"capacity": MAX_FLOWS + 1},
+        {"used": -1},
+        {"cost_ms": MAX_COST_MS + 1},
+        {"claim": {"stage": 0, "epoch": 1, "expires_at": NOW}},
+        {"claim": {"stage": 4096, "epoch": 1, "expires_at": NOW}},
+        {"claim": {"stage": 1, "epoch": -1, "expires_at": NOW}},
+        {"claim": {"stage": 1, "epoch": 1, "expires_at": float("inf")}},
+        {"claim": {"stage": 1, "epoch": 1, "expires_at": NOW, "more": 1}},
     ],
 )
 def test_fields_have_limits(changes: dict[str, object]) -> None:
