@@ -34,10 +34,13 @@ def known_key(paths: StatePaths) -> NodeKey:
     is_new = not paths.key.exists()
     key = load_or_create_key(paths)
     if is_new:
-        say(
-            f"new identity {key.peer_id}\nits key is {paths.key}: back it up, nobody can restore it"
-        )
+        announce_key(paths, key)
     return key
+
+
+def announce_key(paths: StatePaths, key: NodeKey) -> None:
+    """Tell the owner of a new key what it is worth."""
+    say(f"new identity {key.peer_id}\nits key is {paths.key}: back it up, nobody can restore it")
 
 
 def remember(

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import demo, doctor, inspection, membership, swarm
+from cli import demo, doctor, inspection, membership, simulate, swarm
 from cli.output import say
+from node.config import unknown_variables
 from protocol.errors import ConfigError, ShoalError, as_shoal_error
 
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
@@ -33,6 +34,7 @@ app.command("peers")(inspection.peers)
 app.command("leave")(membership.leave)
 app.command("doctor")(doctor.doctor)
 app.add_typer(swarm.app, name="swarm")
+app.add_typer(simulate.app, name="simulate")
 app.add_typer(inspection.identity_app, name="identity")
 app.add_typer(inspection.config_app, name="config")
 
@@ -56,6 +58,9 @@ def _options(
     ] = False,
 ) -> None:
     """Train one language model on many people's computers."""
+    for name, near in unknown_variables(os.environ).items():
+        meant = f"; did you mean {near}?" if near else ""
+        say(f"warning: the variable {name} is no setting and is ignored{meant}")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from cli.options import (
 from cli.output import emit, emit_json, say
 from node.client import ControlClient
 from node.config import ENV_PREFIX, NodeConfig, load_config
+from node.identity import refuse_in_use
 from node.invites import read_invite
 from node.paths import StatePaths, state_paths
 from protocol.deadlines import Deadlines
@@ -61,6 +62,7 @@ def join(
 ) -> None:
     """Join a swarm and work for it until Ctrl-C. The settings are kept for the next time."""
     paths = state_paths(state)
+    refuse_in_use(paths)
     invite = invite or _invite_in_file(paths)
     _check_invite(paths, invite)
     known_key(paths)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.foreground import known_key, remember, run_daemon
+from cli.foreground import announce_key, remember, run_daemon
 from cli.membership import swarm_of
 from cli.options import (
     DataOption,
@@ -21,6 +22,8 @@ from cli.options import (
 )
 from cli.output import emit, emit_json, facts, say
 from cli.recipe import Recipe, commented, num_parameters, resigned
+from node.files import all_or_none, replace_text
+from node.identity import keep_key, load_key, new_key, refuse_in_use
 from node.paths import StatePaths, state_paths
 from protocol.errors import ConfigError
 from protocol.keys import NodeKey
@@ -65,7 +68,8 @@ def create(
 ) -> None:
     """Write the manifest of a small byte-level model, ready to edit; or sign an edited one."""
     paths = state_paths(state)
-    key = known_key(paths)
+    refuse_in_use(paths)
+    key = load_key(paths.key) if paths.key.exists() else new_key()
     given = _given(context_)
     if file.exists():
         if given:
@@ -78,9 +82,25 @@ def create(
         choices = {choice.name: context_.params[choice.name] for choice in fields(Recipe)}
         text, signed = _written(Recipe(**choices), key)
     _refuse_trained(paths, signed.manifest)
-    file.write_text(text)
-    paths.manifest.write_text(text)
+    _keep(paths, key, file, text)
     _tell(file, signed.manifest, f" --state {state}" if state else "", as_json=as_json)
+
+
+def _keep(paths: StatePaths, key: NodeKey, file: Path, text: str) -> None:
+    """Write the key, if it is new, and the manifest where it is looked for; or none of them."""
+    is_new, was_there = not paths.key.exists(), paths.root.exists()
+    try:
+        with all_or_none(file, paths.manifest, *([paths.key] if is_new else [])):
+            replace_text(file, text)
+            if is_new:
+                keep_key(paths, key)
+            replace_text(paths.manifest, text)
+    finally:
+        if not was_there and not paths.manifest.exists():
+            with suppress(OSError):
+                paths.root.rmdir()
+    if is_new:
+        announce_key(paths, key)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -108,7 +128,7 @@ def _install(paths: StatePaths, file: Path) -> None:
     text = _read(file)
     _refuse_trained(paths, SignedManifest.from_toml(text).verify())
     paths.create()
-    paths.manifest.write_text(text)
+    replace_text(paths.manifest, text)
 
 
 def _refuse_trained(paths: StatePaths, manifest: Manifest) -> None:
@@ -156,6 +176,7 @@ def run(
 ) -> None:
     """Run the organiser's node, data node and seed in one, until Ctrl-C; prints the invite."""
     paths = state_paths(state)
+    refuse_in_use(paths)
     if file is not None:
         _install(paths, file)
     if swarm_of(paths) is None:

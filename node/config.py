@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,11 +21,17 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from node.files import replace_text
+from node.paths import STATE_VARIABLE
 from protocol.deadlines import Deadlines
 from protocol.errors import ConfigError
 from protocol.manifest import explain
 
 ENV_PREFIX = "SHOAL_"
+FAULT_VARIABLE = "SHOAL_FAULT"  # for tests: ``node.faults``
+RUN_VARIABLE = "SHOAL_RUN"  # marks what belongs to one swarm on this computer
+# What is called otherwise on the command line than in the file.
+_FLAGS = {"memory_bytes": "--memory"}
 Port = Annotated[int, Field(ge=0, le=65535)]
 Role = Literal["volunteer", "organiser", "data"]
 
@@ -131,15 +138,29 @@ def explain_origin(error: ValidationError, origins: Mapping[str, str]) -> str:
 def write_config(file: Path, config: NodeConfig) -> None:
     """Write the settings that differ from their defaults, so that later runs find them."""
     values = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    draft = file.with_suffix(".new")
-    draft.write_text(tomli_w.dumps(values))
-    draft.replace(file)
+    replace_text(file, tomli_w.dumps(values))
 
 
 def _origin(label: str, name: str) -> str:
     if label == "flag":
-        return f"--{name.replace('_', '-')}"
+        return _FLAGS.get(name, f"--{name.replace('_', '-')}")
     return f"{ENV_PREFIX}{name.upper()}" if label == "environment" else label
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return each SHOAL_* variable that means nothing, with the name that its owner may mean."""
+    settings = sorted(
+        {ENV_PREFIX + name.upper() for name in NodeConfig.model_fields} | {STATE_VARIABLE}
+    )
+    known = {*settings, FAULT_VARIABLE, RUN_VARIABLE}
+    strange = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
+    return {name: _nearest(name, settings) for name in strange}
+
+
+def _nearest(name: str, settings: Iterable[str]) -> str | None:
+    ends = [setting.removeprefix(ENV_PREFIX) for setting in settings]
+    found = get_close_matches(name.removeprefix(ENV_PREFIX), ends, n=1, cutoff=0.7)
+    return ENV_PREFIX + found[0] if found else None
 
 
 def _read_environment() -> dict[str, Any]:

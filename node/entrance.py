@@ -80,7 +80,8 @@ class Entrance:
         elif not self._retries:
             raise Unreachable(error.cause)
         else:
-            cause = f"{error.cause}; tried for {waited_s:.0f} s, next try in {pause_s:.0f} s"
+            next_s = round(pause_s, 1)
+            cause = f"{error.cause}; tried for {waited_s:.0f} s, next try in {next_s:g} s"
             self._observer.event("swarm_awaited", code=Unreachable.code, cause=cause)
 
     async def refuse_twin(self) -> None:

@@ -11,10 +11,10 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from node.config import FAULT_VARIABLE
 from protocol.errors import ConfigError
 from protocol.ports import FaultPoints
 
-FAULT_VARIABLE = "SHOAL_FAULT"
 POINTS = frozenset(
     {
         "before_step", "after_forward", "after_input_gradient", "after_commit", "before_close",

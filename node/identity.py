@@ -27,8 +27,24 @@ def load_or_create_key(paths: StatePaths) -> NodeKey:
     paths.create()
     if not paths.key.exists():
         with suppress(FileExistsError):
-            _write_key(paths.key, NodeKey(secrets.token_bytes(32)))
+            _write_key(paths.key, new_key())
     return load_key(paths.key)
+
+
+def new_key() -> NodeKey:
+    """Return a key that nobody has."""
+    return NodeKey(secrets.token_bytes(32))
+
+
+def keep_key(paths: StatePaths, key: NodeKey) -> None:
+    """Make a new key that of the state directory; raise IdentityError if it has one by now."""
+    paths.create()
+    try:
+        _write_key(paths.key, key)
+    except FileExistsError:
+        raise IdentityError(
+            f"another command made the key {paths.key} at the same moment", "Repeat the command."
+        ) from None
 
 
 def load_key(path: Path) -> NodeKey:
@@ -94,6 +110,13 @@ def sole_use(paths: StatePaths) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_in_use(paths: StatePaths) -> None:
+    """Raise IdentityError if a daemon has the state directory, which then nobody else changes."""
+    if paths.lock.exists():
+        with sole_use(paths):
+            return
 
 
 @contextmanager

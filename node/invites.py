@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from node.config import NodeConfig
+from node.files import replace_text
 from node.paths import StatePaths
 from protocol.errors import ResourceError
 from protocol.invite import Invite
@@ -15,10 +16,8 @@ _HINT = "Let SHOAL_INVITE_FILE name a file that this user may write."
 def publish_invite(paths: StatePaths, config: NodeConfig, invite: Invite) -> None:
     """Write the invite where others look for it; raise ResourceError."""
     for file in _files(paths, config):
-        draft = file.with_name(f"{file.name}.new")
         try:
-            draft.write_text(invite.encode() + "\n")
-            draft.replace(file)
+            replace_text(file, invite.encode() + "\n")
         except OSError as error:
             cause = f"cannot write the invite to {file}: {error.strerror}"
             raise ResourceError(cause, _HINT if file == config.invite_file else None) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgpack
 from pydantic import BaseModel, ConfigDict
 
+from node.files import append_line
 from node.status import StepStatus
 from protocol.core.journal import StepReport
 from protocol.errors import ResourceError
@@ -94,8 +95,7 @@ class FileJournal:
         try:
             if path.exists() and path.stat().st_size + len(line) >= MAX_FILE_BYTES:
                 path.replace(path.with_name(path.name + OLD_SUFFIX))
-            with path.open("a") as file:
-                file.write(line + "\n")
+            append_line(path, line)
         except OSError as error:
             if not self._is_failing:
                 self._tell(_cannot_write(path, error))

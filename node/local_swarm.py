@@ -26,7 +26,7 @@ from typing import Literal, Self
 import psutil
 
 from node.client import ControlClient
-from node.config import ENV_PREFIX, NodeConfig, write_config
+from node.config import ENV_PREFIX, RUN_VARIABLE, NodeConfig, write_config
 from node.identity import load_or_create_key
 from node.launch import Lifeline, launch_daemon
 from node.paths import StatePaths
@@ -36,7 +36,6 @@ from protocol.keys import PeerId
 from protocol.manifest import Manifest, SignedManifest, sign
 
 Role = Literal["data", "volunteer"]
-RUN_VARIABLE = "SHOAL_RUN"
 START_LIMIT_S = 240.0
 _POLL_S = 0.1
 _KILLED_LIMIT_S = 10.0

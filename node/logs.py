@@ -16,13 +16,15 @@ from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from node.files import end_last_line
 from protocol.errors import ResourceError
 
 LOGGER = logging.getLogger("shoal")
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 3
 _MAX_VALUE_CHARS = 500
-_ROUTINE = {"snapshot_saved"}  # as often as every step: it would hide all else
+# As often as every step, or once for each joiner: it would hide all else.
+_ROUTINE = {"snapshot_saved", "peer_probed"}
 _SECRET = re.compile(r"(^|_)(key|seed|secret|token|password|signature|prompt)$")
 _PLAIN = re.compile(r"[^\s\"=]+")
 
@@ -68,6 +70,7 @@ class _OwnersFileHandler(RotatingFileHandler):
             super().handleError(record)
 
     def _open(self):  # type: ignore[no-untyped-def]
+        end_last_line(Path(self.baseFilename))
         stream = super()._open()
         os.fchmod(stream.fileno(), 0o600)
         return stream

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from node.config import Port
+from node.files import replace_text
 from node.transport.addresses import endpoint, ports_held
 from protocol.errors import ResourceError
 
@@ -38,9 +39,7 @@ class RememberedPorts:
         if addresses:
             port = endpoint(addresses[0].partition("/p2p/")[0])[1]
             self._last = {**self._last, name: port}
-            draft = self._path.with_suffix(".new")
-            draft.write_text(json.dumps(self._last))
-            draft.replace(self._path)
+            replace_text(self._path, json.dumps(self._last))
 
 
 def _read(path: Path) -> dict[str, int]:

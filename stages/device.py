@@ -6,8 +6,6 @@ import torch
 
 from protocol.errors import ConfigError
 
-_HINT = "Name a device that torch sees on this computer, such as cpu, cuda:0 or mps."
-
 
 def usable_device(name: str) -> torch.device:
     """Return the device if torch can compute on it; raise ConfigError with its own reason."""
@@ -18,5 +16,17 @@ def usable_device(name: str) -> torch.device:
         torch.ones(1, device=device).add_(1).item()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used: {reason}", _HINT) from error
+        if reason.startswith("Expected one of"):  # and then all back ends that torch ever had
+            reason = "torch knows no such device"
+        raise ConfigError(
+            f"device {name!r} cannot be used: {reason}",
+            f"This computer has: {', '.join(_present())}.",
+        ) from error
     return device
+
+
+def _present() -> list[str]:
+    """Name the devices that torch finds on this computer."""
+    num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return ["cpu", *(f"cuda:{index}" for index in range(num_cuda)), *mps]

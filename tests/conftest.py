@@ -11,7 +11,7 @@ import leaks
 import pytest
 import torch
 
-SESSION_MARK = "SHOAL_TEST_SESSION"
+SESSION_MARK = "TEST_SESSION_OF_SHOAL"
 # In these folders a test owns all that it opens; real swarms are checked for processes alone.
 STRICT_FOLDERS = ("tests/unit/", "tests/processes/", "tests/simulation/", "tests/endurance/")
 

@@ -12,7 +12,7 @@ import psutil
 import trio
 
 from node.client import ControlClient
-from node.config import NodeConfig, load_config
+from node.config import NodeConfig, load_config, unknown_variables
 from node.doctor.finding import Finding, of_error, ok, warning, wrong
 from node.identity import load_key, refuse_key_in_use
 from node.paths import StatePaths
@@ -46,6 +46,9 @@ def check_settings(paths: StatePaths) -> tuple[Finding, NodeConfig]:
             Invite.decode(config.invite, time.time())
     except ConfigError as error:
         return of_error("settings", error), NodeConfig()
+    for name, near in unknown_variables(os.environ).items():
+        remedy = f"Call it {near}, or unset it." if near else "Unset it."
+        return warning("settings", f"the variable {name} is ignored", remedy), config
     return ok("settings", f"{paths.config}" if paths.config.exists() else "all defaults"), config
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from node.files import replace_text
 
 MAX_PEERS = 16
 _ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[\w.:-]{1,100}/tcp/\d{1,5}/p2p/\w{40,64}")
@@ -50,6 +52,5 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 def _write(path: Path, addresses: tuple[str, ...]) -> None:
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(addresses))
-    os.replace(draft, path)
+    with suppress(OSError):  # a full disk costs the memory of some peers, not the node
+        replace_text(path, json.dumps(addresses))

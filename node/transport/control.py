@@ -13,6 +13,8 @@ from protocol.wire import PREFIX_BYTES, Codec
 
 Nonce = Annotated[bytes, Field(min_length=16, max_length=16)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
+# Of whoever asks who is there: it names no session, so the peer answers and nothing begins.
+PROBE_SESSION = bytes(16)
 Refusal = Literal["version", "swarm", "clock", "dialling", "full", "unknown session"]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import trio
 
-from node.transport.control import CONTROL_CODES, Refusal
+from node.transport.control import CONTROL_CODES, PROBE_SESSION, Refusal
 from node.transport.greeting import Greeter
 from node.transport.host import STRANGER_FAULTS, HardenedHost
 from node.transport.muxer import Muxer
@@ -19,7 +19,6 @@ from protocol.keys import NodeKey, PeerId
 from protocol.ports import Observer
 from protocol.wire import Codec, Limits
 
-_SESSION = bytes(16)  # names no session: the peer answers, and nothing begins
 _ACCEPTED_OTHERWISE: Refusal = "unknown session"
 
 
@@ -66,7 +65,7 @@ class Prober:
         muxer: Muxer = await host.connect(peer, address)
         try:
             stream = await host.open_stream(muxer)
-            ack = await self._greeter.ask(stream, _SESSION, "bulk")
+            ack = await self._greeter.ask(stream, PROBE_SESSION, "bulk")
         finally:
             muxer.abort()
         refusal = None if ack.refusal == _ACCEPTED_OTHERWISE else ack.refusal

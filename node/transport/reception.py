@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from node.transport.control import Hello, Refusal
+from node.transport.control import PROBE_SESSION, Hello, Refusal
 from node.transport.dialling import Meeting
 from node.transport.greeting import Greeter
 from node.transport.host import STRANGER_FAULTS
@@ -58,7 +58,7 @@ class Reception:
             stream.conn.abort()
             return
         if isinstance(half, str):
-            self._observer.event("peer_refused", peer=peer, reason=half)
+            self._tell_refused(peer, hello, half)
             return
         stream.conn.adopted.set()
         if hello.lane == "bulk":
@@ -66,6 +66,13 @@ class Reception:
         else:
             await self._await_bulk(peer, half)
         await stream.conn.event_closed.wait()
+
+    def _tell_refused(self, peer: PeerId, hello: Hello, reason: Refusal) -> None:
+        """Who only asked whether we are there gets what it came for: it is not told as a fault."""
+        if reason == "unknown session" and hello.session == PROBE_SESSION:
+            self._observer.event("peer_probed", peer=peer)
+        else:
+            self._observer.event("peer_refused", peer=peer, reason=reason)
 
     @property
     def peers(self) -> Collection[PeerId]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from fake_daemon import fake_path
 
 from cli.main import run
 from node.config import load_config
+from node.identity import sole_use
+from node.paths import StatePaths
 from protocol.invite import Invite
 from protocol.keys import NodeKey
 from protocol.manifest import SignedManifest
@@ -132,6 +135,59 @@ def test_create_spares_the_training_of_another_swarm(shoal: Shoal, tmp_path: Pat
     assert answer.returncode == 2
     assert "holds the training of another swarm" in answer.stderr
     assert not (tmp_path / "other.toml").exists()
+
+
+@pytest.mark.parametrize("words", [["--width", "63"], ["--stages", "0"]])
+def test_create_that_fails_leaves_nothing(shoal: Shoal, tmp_path: Path, words: list[str]) -> None:
+    answer = shoal("swarm", "create", str(tmp_path / "m.toml"), *words)
+    assert answer.returncode == 2
+    assert "new identity" not in answer.stderr
+    assert not shoal.state.exists()
+    assert not (tmp_path / "m.toml").exists()
+
+
+def test_create_that_cannot_write_leaves_nothing(shoal: Shoal, tmp_path: Path) -> None:
+    """Whichever of the three files cannot be written: the one named, the key, the node's own."""
+    answer = shoal("swarm", "create", str(tmp_path / "nowhere" / "m.toml"))
+    assert answer.returncode == 6
+    assert not shoal.state.exists()
+    shoal.state.mkdir()
+    (shoal.state / "manifest.toml.new").mkdir()  # in the way
+    answer = shoal("swarm", "create", str(tmp_path / "m.toml"))
+    assert answer.returncode == 6
+    assert not (tmp_path / "m.toml").exists()
+    assert [path.name for path in shoal.state.iterdir()] == ["manifest.toml.new"]
+
+
+@pytest.mark.parametrize(
+    "words", [["swarm", "run"], ["swarm", "create", "x.toml"], ["join"], ["join", "--threads", "9"]]
+)
+def test_a_directory_in_use_is_refused_before_anything_changes(
+    shoal: Shoal, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one would see the other daemon's status, and leave settings behind for it."""
+    monkeypatch.chdir(tmp_path)
+    create(shoal, tmp_path)
+    before = {path: path.read_bytes() for path in shoal.state.iterdir()}
+    with sole_use(StatePaths(shoal.state)):
+        answer = shoal(*words)
+    assert answer.returncode == 5
+    assert answer.stdout == ""
+    assert answer.stderr.startswith(
+        f"error[identity]: another shoal daemon (process {os.getpid()})"
+    )
+    (shoal.state / "daemon.lock").unlink()
+    assert {path: path.read_bytes() for path in shoal.state.iterdir()} == before
+    assert not (tmp_path / "x.toml").exists()
+
+
+def test_a_mistyped_variable_is_told_and_what_was_meant(shoal: Shoal) -> None:
+    shoal.set("SHOAL_THREDS", "2")
+    told = shoal("config", "show").stderr
+    assert told == (
+        "warning: the variable SHOAL_THREDS is no setting and is ignored;"
+        " did you mean SHOAL_THREADS?\n"
+    )
 
 
 def test_run_names_a_manifest_that_was_destroyed(shoal: Shoal, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from reference.recipe import Text, documents_in, initial_weights
 from reference.sample import sample_documents, write_documents
 from safetensors.torch import load_file
 
-from node.faults import FAULT_VARIABLE
+from node.config import FAULT_VARIABLE
 from node.local_swarm import Daemon, LocalSwarm
 from node.status import NodeStatus
 from protocol.errors import ShoalError

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-MARK = "SHOAL_TEST_DEMO"
+MARK = "TEST_DEMO_OF_SHOAL"
 SMALL = ("--layers", "3", "--width", "32", "--context", "32", "--quota", "4", "--microbatch", "2")
 KEYS = [
     "steps",

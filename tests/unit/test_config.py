@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
-from node.config import NodeConfig, load_config, write_config
+from cli.main import app
+from node.config import NodeConfig, load_config, unknown_variables, write_config
 from protocol.errors import ConfigError
+
+VALUES = {"device": "cpu", "threads": 1, "memory_bytes": "1GiB", "metrics_port": 1, "data": ["/a"]}
 
 
 @pytest.fixture
@@ -99,6 +103,37 @@ def test_a_bad_file_is_named(file: Path, content: bytes, cause: str) -> None:
     with pytest.raises(ConfigError, match=cause) as caught:
         load_config(file)
     assert str(file) in caught.value.cause
+
+
+def test_a_wrong_flag_is_called_as_it_was_typed(file: Path) -> None:
+    with pytest.raises(ConfigError, match="from --memory\\)"):
+        load_config(file, {"memory_bytes": "lots"})
+
+
+@pytest.mark.parametrize("command", ["join", "swarm run"])
+def test_every_flag_is_an_option_of_the_commands(command: str, file: Path) -> None:
+    group = typer.main.get_command(app)
+    for word in command.split():
+        group = group.commands[word]
+    options = {text for parameter in group.params for text in parameter.opts}
+    flags = ("device", "threads", "memory_bytes", "metrics_port", "data")
+    origins = load_config(file, {"role": "data", **VALUES}).origins
+    assert {origins[name] for name in flags} <= options
+
+
+def test_variables_that_mean_nothing_are_named_with_what_was_meant() -> None:
+    environ = {
+        "SHOAL_THREDS": "2",
+        "SHOAL_STAT": "/x",
+        "SHOAL_ZQXJV": "",
+        "PATH": "",
+        "SHOAL_DATA": "",
+    }
+    assert unknown_variables(environ) == {
+        "SHOAL_STAT": "SHOAL_STATE", "SHOAL_THREDS": "SHOAL_THREADS", "SHOAL_ZQXJV": None,
+    }  # fmt: skip
+    known = {"SHOAL_STATE", "SHOAL_FAULT", *(f"SHOAL_{n.upper()}" for n in NodeConfig.model_fields)}
+    assert unknown_variables(dict.fromkeys(known, "")) == {}
 
 
 def test_deadlines_are_scaled() -> None:

@@ -144,8 +144,10 @@ def test_what_was_decided_last_is_known_to_the_next_life(tmp_path: Path) -> None
     with (tmp_path / "decisions.jsonl").open("a") as file:
         file.write('{"step": 6, "te')  # the power went
     assert journal_in(tmp_path).last_order() == (5, 2)
+    journal_in(tmp_path).decided(decision_of(ROSTER, step=6, term=3))
+    assert journal_in(tmp_path).last_order() == (6, 3)
     (tmp_path / "decisions.jsonl").rename(tmp_path / "decisions.jsonl.1")
-    assert journal_in(tmp_path).last_order() == (5, 2)
+    assert journal_in(tmp_path).last_order() == (6, 3)
 
 
 def test_decisions_and_steps_are_one_line_each(journal: FileJournal, tmp_path: Path) -> None:

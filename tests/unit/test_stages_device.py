@@ -12,9 +12,10 @@ def test_the_cpu_is_always_usable() -> None:
     assert usable_device("cpu").type == "cpu"
 
 
-@pytest.mark.parametrize("name", ["toaster", "cuda:77", "meta", ""])
+@pytest.mark.parametrize("name", ["toaster", "tpu", "cuda:77", "meta", ""])
 def test_a_device_that_cannot_compute_is_refused_with_a_remedy(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         usable_device(name)
     assert repr(name) in caught.value.cause
-    assert "cpu" in caught.value.hint
+    assert len(caught.value.cause) < 120  # torch lists every back end that it ever had
+    assert caught.value.hint.startswith("This computer has: cpu")

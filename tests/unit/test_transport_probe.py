@@ -21,7 +21,8 @@ async def ask(node: NodeKey, who: Prober, addresses: tuple[str, ...]) -> Answere
 
 
 async def test_a_node_answers_and_no_session_begins() -> None:
-    asked = network(1)
+    seen = Recorder()
+    asked = network(1, observer=seen)
     async with running(asked):
         found = await ask(key(1), prober(2), ("/ip4/127.0.0.1/tcp/1", *asked.addresses))
         assert found is not None
@@ -29,6 +30,7 @@ async def test_a_node_answers_and_no_session_begins() -> None:
         assert found.refusal is None
         assert abs(found.clock_offset_s) < 1
         assert asked.connected() == ()
+    assert [name for name, _ in seen.events if name.startswith("peer_")] == ["peer_probed"]
 
 
 async def test_the_same_key_is_found_where_it_runs() -> None:
