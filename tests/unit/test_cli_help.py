@@ -14,6 +14,10 @@ NODE = {"--state", "--json"}
 LIMITS = {"--device", "--threads", "--memory", "--metrics-port"}
 SHAPE = {"--layers", "--width", "--context", "--stages", "--holders", "--steps", "--quota"}
 RECIPE = SHAPE | {"--data-nodes", "--microbatch", "--learning-rate", "--seed", "--wire-dtype"}
+SIMULATED = {
+    "--nodes", "--stages", "--data-nodes", "--seed", "--network", "--churn", "--burst", "--loss",
+    "--policy", "--ticks", "--paper-form", "--picture", "--save-network",
+}  # fmt: skip
 FLAGS = {
     "": {"--version", "--debug"},
     "demo": RECIPE | {"--data", "--keep", "--json"},
@@ -25,6 +29,8 @@ FLAGS = {
     "swarm": set(),
     "swarm create": NODE | RECIPE | {"--name", "--heads"},
     "swarm run": NODE | LIMITS | {"--data"},
+    "simulate": set(),
+    "simulate routing": SIMULATED | {"--json"},
     "identity": set(),
     "identity show": NODE,
     "config": set(),
