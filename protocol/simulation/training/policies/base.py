@@ -1,0 +1,124 @@
+"""What a policy decides, and what it may know."""
+
+from __future__ import annotations
+
+from enum import Enum
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from protocol.simulation.training.microbatch import Microbatch
+
+if TYPE_CHECKING:
+    from protocol.simulation.training.agenda import Agenda
+    from protocol.simulation.training.fleet import Fleet
+
+
+class Recovery(Enum):
+    """How a microbatch survives a holder that dies while its gradient is on the way back."""
+
+    PATH = "path"  # the neighbours give another holder what they keep; it computes its stage
+    DATA_NODE = "data node"  # the same, but the data node sends input and gradient
+    RESTART = "restart"  # everything of this microbatch is computed again
+
+
+class World(Protocol):
+    """What a policy sees. Room and membership are true and known at once to everybody who asks.
+
+    Crashed nodes count as holders until they are noticed.
+    """
+
+    agenda: Agenda
+    fleet: Fleet
+    rng: Random
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages that holders serve."""
+        ...
+
+    def holders(self, stage: int) -> tuple[int, ...]:
+        """Return the holders of a stage that nobody knows to be dead, in order."""
+        ...
+
+    def room(self, node: int) -> int:
+        """Return how many more microbatches a holder could take; negative if some wait there."""
+        ...
+
+    def stage_of(self, node: int) -> int:
+        """Return the stage that a node serves."""
+        ...
+
+    def is_alive(self, node: int) -> bool:
+        """Whether a node lives: for the mechanics of a policy's messages, not for its choices."""
+        ...
+
+    def in_flight(self, data_node: int) -> int:
+        """Return how many microbatches of a data node are under way."""
+        ...
+
+    def issue(self) -> None:
+        """Let the data nodes start what the policy allows now."""
+        ...
+
+    def count_message(self) -> None:
+        """Note that a small message was sent."""
+        ...
+
+
+class Policy:
+    """A router: which holder a microbatch goes to, and which stage a newcomer serves.
+
+    The default is to keep as many microbatches of each data node in flight as it has demand.
+    """
+
+    name = ""
+    recovery = Recovery.PATH
+
+    def attach(self, world: World, stages: dict[int, int]) -> dict[int, int]:
+        """See the world, and the stages that nodes have; return those that they shall have."""
+        self.world = world
+        return stages
+
+    def prepare_s(self) -> float:
+        """Return how long this policy needs before the first step."""
+        return 0.0
+
+    def opening_s(self) -> float:
+        """Return how long it needs before work begins on a step that opens now."""
+        return 0.0
+
+    def may_start(self, data_node: int) -> bool:
+        """Whether a data node may begin another microbatch now."""
+        demand = self.world.fleet.network.demands[data_node]
+        return self.world.in_flight(data_node) < demand
+
+    def started(self, microbatch: Microbatch) -> None:
+        """A microbatch begins: plan its path, if the policy plans paths."""
+
+    def next_hop(self, microbatch: Microbatch, stage: int) -> int:
+        """Return the holder of ``stage`` that a microbatch goes to."""
+        raise AssertionError(f"{self.name} chooses nobody for microbatch {microbatch.number}")
+
+    def replacement(self, microbatch: Microbatch, stage: int) -> int:
+        """Return the holder that computes ``stage`` again."""
+        return self.next_hop(microbatch, stage)
+
+    def answered(self, microbatch: Microbatch, stage: int, seconds: float, size: float) -> None:
+        """A holder did its part, ``seconds`` after it was sent to it; backward has more size."""
+
+    def ended(self, microbatch: Microbatch) -> None:
+        """A microbatch was committed, or goes back to the beginning; its path still stands."""
+
+    def lost(self, node: int) -> None:
+        """A crash was noticed."""
+
+    def choose_stage(self, newcomer: int) -> int:
+        """Return the stage that a newcomer will serve: by default, that with the least capacity."""
+        world = self.world
+        return min(
+            range(1, world.num_stages + 1),
+            key=lambda s: (sum(world.fleet.capacity(n) for n in world.holders(s)), s),
+        )
+
+    def joined(self, node: int) -> None:
+        """A newcomer serves its stage from now on."""
