@@ -247,6 +247,7 @@ class Daemon:
             addresses=lambda: tuple(network.addresses),
             sidecar_id=self.sidecar.peer_id,
             wall_clock=time.time,
+            cpu_clock=time.thread_time,
             snapshot_steps=config.snapshot_steps,
         )
         return NodeCore(self.key, manifest, ports, settings)

@@ -68,6 +68,8 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("bytes", "bytes", "Bytes of frames on the data plane.", "kind", "direction"),
     _counter("frames", "frames", "Frames on the data plane.", "kind", "direction"),
     _counter("errors", "errors", "Errors by code; docs/troubleshooting.md explains each.", "code"),
+    _counter("hops", "microbatches", "Next hops chosen: by a flow, or beside the flows.", "choice"),
+    _counter("reroutings", "changes", "Times the flows through this node changed, by ticks."),
     _counter("sidecar_restarts", "restarts", "Times the DHT side-car was started again."),
     _counter("terms", "terms", "Decisions that replaced another one of the same step."),
     _gauge("step", "steps", "Optimiser steps in this node's state."),
@@ -84,12 +86,17 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("update_norm", "norm", "L2 norm of the last update of this stage's weights."),
     _gauge("gradient_norm", "norm", "L2 norm of this stage's last averaged gradient."),
     _gauge("state_bytes", "bytes", "Size of this stage's weights and optimiser state."),
+    _gauge("flows", "microbatches", "Units of flow that arrive here and leave.", "direction"),
+    _gauge("flow_cost_seconds", "seconds", "Mean cost of those flows to their data node."),
     _gauge("capacity_used", "ratio", "Share of the microbatches this node can keep at once."),
     _gauge("progress_age_seconds", "seconds", "Time since this node last finished some work."),
 )
 
 LABEL_VALUES: dict[str, frozenset[str]] = {
-    "phase": frozenset({"forward", "backward", "edge", "update", "averaging", "waiting"}),
+    "phase": frozenset(
+        {"forward", "backward", "edge", "update", "averaging", "waiting", "routing"}
+    ),
+    "choice": frozenset({"flow", "beside"}),
     "direction": frozenset({"in", "out"}),
     "code": frozenset(cls.code for cls in error_classes()),
 }

@@ -35,6 +35,7 @@ from protocol.messages import (
     WorkId,
 )
 from protocol.ports import Envelope, JobKind, Tensor
+from protocol.routing import fair_share
 from protocol.step.decision import sign_close
 from protocol.step.ledger import StepLedger
 
@@ -80,10 +81,9 @@ class DataFlow:
         return next((s.slots for s in self.decision.shares if s.data_node == me), ())
 
     def window(self) -> int:
-        """Microbatches in flight: what the smallest stage has room for, shared out."""
-        holders = min(len(h) for h in self.decision.roster[1:])
-        room = holders * max(1, self._ctx.capacity - 1)
-        return max(1, room // len(self.decision.data_nodes))
+        """Microbatches in flight: as many as flows."""
+        wanted = fair_share(self.decision, self._ctx.capacity)
+        return self._ctx.router.window(wanted, trio.current_time())
 
     async def _bring_home(self, slot: int, room: trio.Semaphore) -> None:
         ctx = self._ctx
@@ -136,7 +136,7 @@ class DataFlow:
                 flow.pause_s = min(2 * flow.pause_s, RETRY_PAUSE_LIMIT_S)
                 continue
             flow.sent_at = trio.current_time()
-            ctx.router.sent(flow.first, flow.sent_at)
+            ctx.router.sent(flow.first, flow.sent_at, data_node=ctx.me)
             flow.counted = flow.first
             message = Forward(
                 step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
@@ -151,7 +151,9 @@ class DataFlow:
     def _uncount(self, flow: Flow, *, is_fault: bool) -> None:
         """The router counts a try no longer; one that came back it has been told of."""
         if flow.counted is not None:
-            self._ctx.router.lost(flow.counted, trio.current_time(), is_fault=is_fault)
+            self._ctx.router.lost(
+                flow.counted, trio.current_time(), data_node=self._ctx.me, is_fault=is_fault
+            )
             flow.counted = None
 
     async def _compute(self, flow: Flow, kind: JobKind, job: Callable[[], T]) -> T | None:
@@ -161,7 +163,7 @@ class DataFlow:
     def _choose_first(self, flow: Flow) -> PeerId | None:
         if flow.target is not None and flow.target_stage == 1:
             return flow.target
-        return self._ctx.router.choose(1, flow.avoid, trio.current_time())
+        return self._ctx.router.choose(1, flow.avoid, trio.current_time(), data_node=self._ctx.me)
 
     async def _commit(self, flow: Flow) -> None:
         """The data node's word: this try counts. Said to the path at once; the close repeats it."""
@@ -264,7 +266,7 @@ class DataFlow:
         flow.is_back = True
         now = trio.current_time()
         if flow.counted == envelope.sender:
-            ctx.router.returned(envelope.sender, now - flow.sent_at, now)
+            ctx.router.returned(envelope.sender, now - flow.sent_at, now, data_node=ctx.me)
             flow.counted = None
         g_BTW = envelope.tensors[0]
         try:

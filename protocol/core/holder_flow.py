@@ -156,7 +156,7 @@ class HolderFlow:
                 work.pause_s = min(2 * work.pause_s, BUSY_PAUSE_LIMIT_S)
                 continue
             work.sent_at = trio.current_time()
-            ctx.router.sent(work.next, work.sent_at)
+            ctx.router.sent(work.next, work.sent_at, data_node=work.id.data_node)
             message = Forward(
                 step=work.id.step, data_node=work.id.data_node, slot=work.id.slot,
                 attempt=work.id.attempt, stage=ctx.stage + 1, path=(*work.path, ctx.me),
@@ -164,7 +164,7 @@ class HolderFlow:
             )  # fmt: skip
             if await ctx.try_send(work.next, message, (work.output,)):
                 return
-            ctx.router.lost(work.next, trio.current_time(), is_fault=True)
+            self._uncount(work, is_fault=True)
             if ctx.stage == ctx.num_stages:
                 await self._forget(work)  # the data node is gone: nobody wants it any more
                 return
@@ -176,7 +176,17 @@ class HolderFlow:
             return work.id.data_node
         if work.target is not None and ctx.stage + 1 == work.target_stage:
             return work.target
-        return ctx.router.choose(ctx.stage + 1, work.avoid, trio.current_time())
+        return ctx.router.choose(
+            ctx.stage + 1, work.avoid, trio.current_time(),
+            data_node=work.id.data_node, previous=work.previous,
+        )  # fmt: skip
+
+    def _uncount(self, work: Work, *, is_fault: bool) -> None:
+        """The next hop will not send the gradient back."""
+        assert work.next is not None
+        self._ctx.router.lost(
+            work.next, trio.current_time(), data_node=work.id.data_node, is_fault=is_fault
+        )
 
     async def on_busy(self, message: Busy, sender: PeerId) -> None:
         """The next hop has no room: offer the activation to another one."""
@@ -185,7 +195,7 @@ class HolderFlow:
             return
         if work.is_forgotten or work.output is None:
             return
-        self._ctx.router.lost(sender, trio.current_time(), is_fault=False)
+        self._uncount(work, is_fault=False)
         work.avoid.add(sender)
         await self._hand_on(work)
 
@@ -204,7 +214,7 @@ class HolderFlow:
         work.is_back = True
         self.heard_at[message.data_node] = trio.current_time()
         now = trio.current_time()
-        ctx.router.returned(envelope.sender, now - work.sent_at, now)
+        ctx.router.returned(envelope.sender, now - work.sent_at, now, data_node=work.id.data_node)
         g_BTW = envelope.tensors[0]
         try:
             work.gradient = await self._compute(
@@ -279,7 +289,7 @@ class HolderFlow:
         if work.output is None:
             return  # its forward is being computed and sees the release when it ends
         if work.next is not None and work.gradient is None:
-            self._ctx.router.lost(work.next, trio.current_time(), is_fault=False)
+            self._uncount(work, is_fault=False)
         await self._forget(work)
 
     async def on_decision(self, decision: Decision) -> None:
@@ -312,7 +322,7 @@ class HolderFlow:
             if peer == work.id.data_node:
                 await self._forget(work)
             else:
-                self._ctx.router.lost(peer, trio.current_time(), is_fault=True)
+                self._uncount(work, is_fault=True)
                 await self._report_failure(work, "the next hop is gone")
 
     async def _end_redrive(self, work: Work) -> None:

@@ -6,6 +6,7 @@ NodeCore.run
 |- _be_present   tells the authorities who this node is and what it holds
 |- _discover     publishes this node's record and introduces peers to the network
 |- _live         obeys decisions: waits, fetches state, or works through one MemberStep a step
+|- Routing.run   ticks the flow router and posts what it says
 |- Keeper.run    writes snapshots of the stage's state beside the work
 \\- Leading.run   if this node is an authority
 """
@@ -27,6 +28,7 @@ from protocol.core.past_life import PastLife
 from protocol.core.postbox import Postbox
 from protocol.core.presence import presence_of
 from protocol.core.reports import step_report
+from protocol.core.routing import routing_of
 from protocol.core.settings import NodeSettings
 from protocol.core.signal import Signal
 from protocol.errors import PeerError
@@ -40,11 +42,11 @@ from protocol.messages import (
     Dismiss,
     Message,
     Presence,
+    RoutingMessage,
     StateChunk,
     StepOpen,
 )
 from protocol.ports import Envelope, PeerChange, Tensor
-from protocol.routing import LoadAwareRouter
 from protocol.step.decision import check_step_open
 
 
@@ -59,11 +61,11 @@ class NodeCore:
         self._network, self._runner, self._journal = network, ports.runner, journal
         self._observer, self._faults = observer, ports.faults
         self._averager = ports.averager or exact_averager(manifest, network, settings.deadlines)
-        self._router = LoadAwareRouter(network.rtt_s)
         self._past = PastLife(key.peer_id, journal.last_order())
         self.swarm = manifest.swarm_id
         self.discovery = Discovery(key, manifest, network, ports.registry, observer, settings)
         self._postbox = Postbox(network, observer)
+        self.routing = routing_of(key.peer_id, manifest, ports, settings, self._postbox.post)
         self.leading: Leading | None = None
         if key.peer_id in manifest.authorities:
             self.leading = Leading(
@@ -89,6 +91,7 @@ class NodeCore:
             nursery.start_soon(self._be_present)
             nursery.start_soon(self.discovery.run)
             nursery.start_soon(self._keep)
+            nursery.start_soon(self.routing.run)
             if self.leading is not None:
                 nursery.start_soon(self.leading.run)
             await self._live()
@@ -100,6 +103,7 @@ class NodeCore:
         """Leave at the next step's opening: finish what is in flight, take no new step."""
         self.leaving.begin(self.decision)
         self.discovery.announce(is_draining=True)
+        self.routing.drain()
         if self.member is not None and self.member.decision.is_final:
             self.member.end()
         self._presence_due.notify()
@@ -152,6 +156,7 @@ class NodeCore:
 
     def _on_change(self, change: PeerChange) -> None:
         self.discovery.hear_of([change.peer])
+        self.routing.on_change(change)
         if self.leading is not None:
             self.leading.on_change(change)
         if self.member is not None:
@@ -180,6 +185,8 @@ class NodeCore:
         elif isinstance(message, AVERAGING_MESSAGES):
             if self._is_stage_peer(envelope.sender):
                 self._averager.deliver(envelope)
+        elif isinstance(message, RoutingMessage):
+            self.routing.on_message(message, envelope.sender)
         elif isinstance(message, StateChunk):
             if self._holding is not None:
                 self._holding.joiner.deliver(envelope)
@@ -250,7 +257,7 @@ class NodeCore:
             return
         self.decision = decision
         self._journal.decided(decision)
-        self._router.on_decision(decision)
+        self.routing.on_decision(decision)
         self.discovery.hear_of(decision.members)
         self._network.expect({*decision.members, *self._manifest.authorities})
         self._observer.gauge("step", decision.step)
@@ -282,7 +289,7 @@ class NodeCore:
         state = await self._runner.run("state", lambda: with_digest(self._ports.make_stage(stage)))
         ctx = Context(
             key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
-            runner=self._runner, router=self._router, averager=self._averager,
+            runner=self._runner, router=self.routing.router, averager=self._averager,
             deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
             journal=self._journal, rng=self._ports.rng, stage=stage, state=state,
             capacity=self._settings.capacity,
@@ -293,6 +300,7 @@ class NodeCore:
         )
         await holding.keeper.load_newest()
         self._holding = holding
+        self.routing.serve(stage, ctx.num_stages, ctx.capacity)
         self.discovery.announce(stage=stage)
         self._observer.gauge("stage", stage)
         self._presence_due.notify()

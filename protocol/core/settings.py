@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from protocol.deadlines import Deadlines
 from protocol.keys import PeerId
+from protocol.routing import RoutingSettings
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """What the owner of a node decides: its stage (None: where it is needed most), its room.
 
-    Every so many steps it writes a snapshot, with 0 none.
+    Every so many steps it writes a snapshot, with 0 none. ``cpu_clock`` is the thread's.
     """
 
     stage: int | None = None
@@ -23,3 +24,5 @@ class NodeSettings:
     addresses: Callable[[], tuple[str, ...]] = tuple
     sidecar_id: PeerId | None = None
     wall_clock: Callable[[], float] = lambda: 0.0
+    cpu_clock: Callable[[], float] = lambda: 0.0
+    routing: RoutingSettings = field(default_factory=RoutingSettings)

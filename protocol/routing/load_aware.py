@@ -1,5 +1,7 @@
 """A simple choice: the holder where the microbatch should be done first.
 
+What the flow router falls back on, and what it knows of queues and faults.
+
 Score: (outstanding + 1) x time per microbatch + round trip. A peer that fails fast must not look
 fast (nor empty), so a fault bars it for a while that doubles with each fault in a row.
 """
@@ -51,6 +53,18 @@ class LoadAwareRouter:
         holders = [p for p in self._roster[stage] if p not in avoid]
         free = [p for p in holders if self._peer(p).barred_until <= now]
         return min(free or holders, key=self._score, default=None)
+
+    def wait_s(self, peer: PeerId) -> float:
+        """When a microbatch that is sent now should be back, with what waits before it."""
+        return self._score(peer)[0]
+
+    def is_barred(self, peer: PeerId, now: float) -> bool:
+        """Whether it failed a moment ago."""
+        return self._peer(peer).barred_until > now
+
+    def num_faults(self, peer: PeerId) -> int:
+        """Faults in a row."""
+        return self._peer(peer).faults
 
     def sent(self, peer: PeerId, now: float) -> None:
         """A microbatch went to ``peer``."""

@@ -19,7 +19,7 @@ from protocol.errors import PeerGone
 from protocol.keys import NodeKey, PeerId
 from protocol.messages import Decision, Forward, Message, WorkId
 from protocol.ports import Envelope, JobKind, Tensor
-from protocol.routing import LoadAwareRouter
+from protocol.routing import FlowRouter, MeasuredCosts
 from protocol.simulation.host import VirtualHost
 from protocol.simulation.runner import VirtualRunner
 from protocol.simulation.timeline import Timeline
@@ -114,12 +114,18 @@ def bench_of(
     manifest, looped = manifest_of(num_stages, authorities=authorities), []
     ctx = Context(
         key=key, manifest=manifest, swarm=SWARM, network=network, runner=VirtualRunner(host),
-        router=LoadAwareRouter(network.rtt_s), averager=ExactAverager(network, LIMITS),
+        router=router_of(network), averager=ExactAverager(network, LIMITS),
         deadlines=LIMITS, observer=observer, faults=NoPoints(), journal=MemoryJournal(),
         rng=Random(0), stage=stage, state=toy_stage(manifest, stage), capacity=capacity,
         loopback=looped.append,
     )  # fmt: skip
     return Bench(ctx, network, observer, looped)
+
+
+def router_of(network: FakeNetwork) -> FlowRouter:
+    """A router without flows: it has no stage."""
+    costs = MeasuredCosts(1000, network.rtt_s, network.bandwidths, lambda: (None, None))
+    return FlowRouter(network.peer_id, costs=costs, rtt_s=network.rtt_s, rng=Random(0))
 
 
 def initial_digests(num_stages: int = 2) -> tuple[str, ...]:
@@ -144,5 +150,5 @@ def forward(
 
 __all__ = [
     "KEYS", "LIMITS", "PEERS", "Bench", "Decision", "FakeNetwork", "activation", "bench_of",
-    "digest_of", "forward", "initial_digests",
+    "digest_of", "forward", "initial_digests", "router_of",
 ]  # fmt: skip

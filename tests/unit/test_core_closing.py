@@ -46,7 +46,7 @@ class Member:
         self.flow = HolderFlow(self.bench.ctx, decision, self.ledger)
         self.repair = Repair(self.bench.ctx, self.ledger, self.flow)
         self.closing = Closing(self.bench.ctx, self.ledger, self.flow, self.repair)
-        self.bench.ctx.router.on_decision(decision)
+        self.bench.ctx.router.on_decision(decision, trio.current_time())
         self._nursery = nursery
 
     async def has_committed(self, *slots: int) -> None:

@@ -39,7 +39,7 @@ class DataNode:
         self.bench: Bench = bench_of(nursery, KEYS[0], 0)
         self.ledger = StepLedger(ME, 0, 0)
         self.flow = DataFlow(self.bench.ctx, decision, self.ledger)
-        self.bench.ctx.router.on_decision(decision)
+        self.bench.ctx.router.on_decision(decision, trio.current_time())
         self.closes: list[StepClose] = []
         self._nursery = nursery
 
@@ -87,7 +87,7 @@ async def test_a_slot_comes_home_and_the_close_lists_it(autojump_clock, node: Da
     assert [(e.slot, e.attempt, e.path) for e in close.entries] == [(0, 0, (X, Z))]
     assert {p for p, m, _ in node.bench.network.sent if isinstance(m, Commit)} == {X, Z}
     assert node.bench.state.gradient([ME])[-4:].tolist() == [1, 0, 0, 0]
-    assert node.bench.ctx.router._peers[X].outstanding == 0
+    assert node.bench.ctx.router._loads._peers[X].outstanding == 0
 
 
 async def test_a_try_that_fails_is_issued_again_with_the_same_content(
@@ -181,7 +181,7 @@ async def test_a_first_hop_that_swallows_a_try_is_barred(autojump_clock, node: D
     assert again.work.attempt == 1
     peers = [p for p, m, _ in node.bench.network.sent if isinstance(m, Forward)]
     assert peers[1] != swallower
-    assert node.bench.ctx.router._peers[swallower].outstanding == 0
+    assert node.bench.ctx.router._loads._peers[swallower].outstanding == 0
 
 
 async def test_a_holder_that_leaves_takes_its_tries_along(autojump_clock, node: DataNode) -> None:
@@ -189,7 +189,7 @@ async def test_a_holder_that_leaves_takes_its_tries_along(autojump_clock, node: 
     (first_hop,) = [p for p, m, _ in node.bench.network.sent if isinstance(m, Forward)]
     stay = tuple(p for p in (X, Y) if p != first_hop)
     decision = decision_of([(ME,), stay, (Z, V)], term=2, quota=1)
-    node.bench.ctx.router.on_decision(decision)
+    node.bench.ctx.router.on_decision(decision, trio.current_time())
     await node.flow.on_decision(decision)
     assert (await node.next_forward(1)).work.attempt == 1
 
@@ -259,4 +259,4 @@ async def test_tokens_go_through_and_leave_nothing(autojump_clock, node: DataNod
     assert {r.work for r in node.bench.network.of(Release)} == {sent.work}
     assert node.flow._flows == {}
     assert node.flow._attempts == {}
-    assert node.bench.ctx.router._peers[X].outstanding == 0
+    assert node.bench.ctx.router._loads._peers[X].outstanding == 0

@@ -28,7 +28,7 @@ class Holder:
         self.bench: Bench = bench_of(nursery, KEYS[2], 1, capacity=capacity)
         self.ledger = StepLedger(ME, 1, 0)
         self.flow = HolderFlow(self.bench.ctx, DECISION, self.ledger)
-        self.bench.ctx.router.on_decision(DECISION)
+        self.bench.ctx.router.on_decision(DECISION, trio.current_time())
         self._nursery = nursery
 
     def start(self, what, *arguments: object) -> None:

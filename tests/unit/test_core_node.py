@@ -210,7 +210,7 @@ async def test_an_authority_without_a_stage_assigns_one_to_itself(nursery, autoj
 
 
 async def step_of(nursery: trio.Nursery, node: Node) -> MemberStep:
-    node.core._router.on_decision(opening())
+    node.core.routing.on_decision(opening())
     member = MemberStep(node.core.ctx, opening(), Donor(node.core.ctx))
     nursery.start_soon(member.run)
     await trio.testing.wait_all_tasks_blocked()

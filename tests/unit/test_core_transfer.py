@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 import trio
-from core_kit import LIMITS, NoPoints
+from core_kit import LIMITS, NoPoints, router_of
 from step_kit import KEYS, PEERS, SWARM, decision_of, manifest_of
 
 from protocol.averaging import ExactAverager
@@ -21,7 +21,6 @@ from protocol.errors import PeerGone, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import Decision, FetchState, StateChunk
 from protocol.ports import Envelope
-from protocol.routing import LoadAwareRouter
 from protocol.simulation.adapter import address_of
 from protocol.simulation.host import VirtualHost
 from protocol.simulation.network import VirtualNetwork
@@ -45,7 +44,7 @@ class Computer:
         self.observer = TracingObserver(self.host.name, world.trace)
         self.ctx = Context(
             key=key, manifest=world.manifest, swarm=SWARM, network=self.network,
-            runner=VirtualRunner(self.host), router=LoadAwareRouter(self.network.rtt_s),
+            runner=VirtualRunner(self.host), router=router_of(self.network),
             averager=ExactAverager(self.network, LIMITS), deadlines=LIMITS,
             observer=self.observer, faults=NoPoints(), journal=MemoryJournal(), rng=Random(index),
             stage=1, state=toy_stage(world.manifest, 1), capacity=4, loopback=lambda _: None,
