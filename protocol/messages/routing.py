@@ -6,15 +6,20 @@ seconds; a cost from the source that is None says that the flow does not reach i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from protocol.keys import PeerId
 from protocol.messages.base import Count, Message, Peer, Stage
 
 MAX_EDGES = 512  # of one message: units of flow between two nodes
 MAX_OFFERS = 64  # data nodes that one message speaks of
 MAX_SPARE = 16  # units that one offer prices
+MAX_HOPS = 64  # vertices of a label
+MAX_LABELS = 8  # of one message
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Delta = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
@@ -23,6 +28,14 @@ EdgeIds = Annotated[tuple[EdgeId, ...], Field(max_length=MAX_EDGES)]
 Prices = Annotated[tuple[Seconds, ...], Field(max_length=MAX_SPARE)]
 Offer = tuple[Peer, Prices]
 Offers = Annotated[tuple[Offer, ...], Field(max_length=MAX_OFFERS)]
+# A vertex of the residual network: a peer's in side or (True) out side.
+Vertex = tuple[PeerId, bool]
+# Peer, is_out, id of the edge that the arc from here on gives up (else 0), label from here on.
+Hop = tuple[Peer, bool, EdgeId, Delta]
+HopPath = Annotated[tuple[Hop, ...], Field(max_length=MAX_HOPS)]
+LabelKey = tuple[PeerId, bool, bool]  # target, is rooted at the sink, is of the out side
+Change = tuple[bool, Peer, Peer, Peer, EdgeId]  # is_add, upstream, downstream, target, edge id
+Changes = Annotated[tuple[Change, ...], Field(min_length=1, max_length=MAX_HOPS)]
 
 
 class RoutingMessage(Message):
@@ -103,6 +116,83 @@ class FlowRelease(RoutingMessage):
     pushed_back: EdgeIds = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label as its readers use it; ``at`` finds a vertex's place in the path."""
+
+    cost_s: float
+    path: tuple[Hop, ...]
+    at: dict[Vertex, int]
+
+
+class FlowLabels(RoutingMessage):
+    """Residual path-vector labels of one side of the sender that changed (spec 1.3).
+
+    Each is target, whether it is rooted at the sink, path; an empty path withdraws it.
+    ``is_all``: the side has no other labels, whatever was said before.
+    """
+
+    kind: Literal["flow_labels"] = "flow_labels"
+    is_out: bool
+    is_all: bool = False
+    labels: Annotated[tuple[tuple[Peer, bool, HopPath], ...], Field(max_length=MAX_LABELS)]
+
+    @cached_property
+    def parsed(self) -> dict[LabelKey, Label | None]:
+        """The labels by target, root and side."""
+        return {
+            (target, is_rooted, self.is_out): make_label(path)
+            for target, is_rooted, path in self.labels
+        }
+
+
+def make_label(path: tuple[Hop, ...]) -> Label | None:
+    """Index a path; None if it is empty."""
+    if not path:
+        return None
+    return Label(path[0][3], path, {(hop[0], hop[1]): i for i, hop in enumerate(path)})
+
+
+class TokenPrepare(RoutingMessage):
+    """Initiator -> everyone whose edges a token changes: lock them, and say what it costs.
+
+    Each change: whether an edge is added, upstream end, downstream end, target, edge id (of an
+    edge that ends; 0 if added).
+    """
+
+    kind: Literal["token_prepare"] = "token_prepare"
+    token: EdgeId
+    changes: Changes
+
+
+class TokenVote(RoutingMessage):
+    """Answer to TokenPrepare: for each change of which the sender is the upstream end its index,
+    edge id and cost; not ok if it cannot be done.
+    """
+
+    kind: Literal["token_vote"] = "token_vote"
+    token: EdgeId
+    is_ok: bool
+    priced: Annotated[tuple[tuple[EdgeId, EdgeId, Delta], ...], Field(max_length=MAX_HOPS)] = ()
+
+
+class TokenEnd(RoutingMessage):
+    """Initiator -> participants: apply the changes, whose edge ids and costs these are, or abort."""
+
+    kind: Literal["token_end"] = "token_end"
+    token: EdgeId
+    is_applied: bool
+    priced: Annotated[tuple[tuple[EdgeId, EdgeId, Delta], ...], Field(max_length=MAX_HOPS)] = ()
+
+
+class TokenAsk(RoutingMessage):
+    """Participant -> initiator: how did it end?"""
+
+    kind: Literal["token_ask"] = "token_ask"
+    token: EdgeId
+
+
 ROUTING_MESSAGES: tuple[type[RoutingMessage], ...] = (
     FlowIntroduce, FlowOffers, FlowRequest, FlowAnswer, FlowCosts, FlowCheck, FlowRelease,
+    FlowLabels, TokenPrepare, TokenVote, TokenEnd, TokenAsk,
 )  # fmt: skip

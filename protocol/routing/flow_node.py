@@ -6,6 +6,7 @@ and re-form when nodes come and go. The daemon and the simulator run this class.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +18,22 @@ from protocol.messages.routing import (
     FlowCheck,
     FlowCosts,
     FlowIntroduce,
+    FlowLabels,
     FlowOffers,
     FlowRelease,
     FlowRequest,
+    TokenAsk,
+    TokenEnd,
+    TokenPrepare,
+    TokenVote,
 )
 from protocol.routing.context import Context, Costs, Send
 from protocol.routing.growth import Growth
 from protocol.routing.healing import Healing
+from protocol.routing.labels import Labels
 from protocol.routing.settings import RoutingSettings
 from protocol.routing.tables import FlowTable, InEdge, OutEdge
+from protocol.routing.tokens import Tokens
 from protocol.routing.view import View
 
 __all__ = ["Costs", "FlowEdge", "FlowNode", "RoutingSettings", "Send"]
@@ -63,6 +71,8 @@ class FlowNode:
         )  # fmt: skip
         self._growth = Growth(self._ctx)
         self._healing = Healing(self._ctx)
+        self._labels = Labels(self._ctx)
+        self._tokens = Tokens(self._ctx, self._labels)
         self._phase = rng.randrange(settings.refresh_ticks)
 
     # -- what happens to it
@@ -103,6 +113,16 @@ class FlowNode:
                 self._growth.wake()
             case FlowCheck():
                 self._healing.on_check(sender, message)
+            case FlowLabels():
+                self._labels.on_labels(sender, message)
+            case TokenPrepare():
+                self._tokens.on_prepare(sender, message)
+            case TokenVote():
+                self._tokens.on_vote(sender, message)
+            case TokenEnd():
+                self._tokens.on_end(sender, message)
+            case TokenAsk():
+                self._tokens.on_ask(sender, message)
             case FlowIntroduce():
                 self._on_introduce(sender, message)
             case _:
@@ -118,8 +138,11 @@ class FlowNode:
         if not ctx.is_data_node and ctx.rng.random() < 0.5 and ctx.table.improve_pairs():
             ctx.changed("paired its flows anew")
         self._growth.ask()
+        self._tokens.tick()
+        self._improve()
         self._healing.tell_costs()
         self._growth.tell_offers()
+        self._labels.tell()
         self._healing.check()
         return ctx.flush()
 
@@ -192,6 +215,19 @@ class FlowNode:
 
     # -- parts
 
+    def _improve(self) -> None:
+        """Renew the labels; begin a token for a cycle, or for an orphan that finds no offer."""
+        ctx, cycles = self._ctx, self._labels.compute()
+        if not self._tokens.is_idle():
+            return
+        for target in self._growth.stuck():
+            walk = self._labels.augmenting(target)
+            if walk is not None and not (cycles and ctx.rng.random() < 0.5):
+                self._tokens.launch(walk, math.inf, "a flow found another way to its sink")
+                return
+        if cycles:
+            self._tokens.launch(cycles[0], -ctx.settings.epsilon, "a cycle lowered the cost")
+
     def _begin(self, now: float) -> Context:
         self._ctx.now = now
         return self._ctx
@@ -209,6 +245,8 @@ class FlowNode:
             ctx.changed(f"lost {peer}")
         ctx.pending = {e: p for e, p in ctx.pending.items() if p.peer != peer}
         ctx.view.forget(peer)
+        self._labels.forget(peer)
+        self._tokens.forget(peer)
         self._growth.wake()
 
     def _redraw(self, known: Mapping[PeerId, int]) -> None:
@@ -244,6 +282,7 @@ class FlowNode:
         ctx.view.subscribers[sender] = ctx.tick
         if is_new:
             ctx.send(sender, self._growth.offers_message())
+            self._labels.greet(sender)
 
     def _note_compute(self, peer: PeerId, compute_s: float) -> None:
         ctx = self._ctx

@@ -145,6 +145,18 @@ class Growth:
         asked[peer, target].append((edge_id, quote, cost))
         ctx.pending[edge_id] = Pending(peer, target, seen.link_s, ctx.tick)
 
+    def stuck(self) -> list[PeerId]:
+        """Targets of flows that wait for an outflow while nobody in view offers one."""
+        ctx, waits = self._ctx, dict[PeerId, None]()
+        if ctx.is_data_node:
+            if len(ctx.table.outs) + len(ctx.pending) + ctx.reserved < ctx.demand:
+                waits[ctx.me] = None
+        else:
+            asked = {pending.target for pending in ctx.pending.values()}
+            waits |= dict.fromkeys(e.target for e in ctx.table.orphans() if e.is_live)
+            waits = {t: None for t in waits if t not in asked}
+        return [t for t in waits if self._cheapest(t) is None]
+
     def drop_late(self) -> None:
         """Give up requests that nobody answered; should the answer come yet, it is cancelled."""
         ctx = self._ctx

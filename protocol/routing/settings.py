@@ -27,4 +27,9 @@ class RoutingSettings(BaseModel):
     grace_ticks: PositiveInt = 2
     refresh_ticks: PositiveInt = 12
     forget_ticks: PositiveInt = 60
+    # labels and tokens
+    min_hops: PositiveInt = 24
+    label_refresh_ticks: PositiveInt = 20
+    vote_ticks: PositiveInt = 2
+    verdict_ticks: PositiveInt = 6
     epsilon: NonNegativeFloat = 1e-9

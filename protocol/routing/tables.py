@@ -121,6 +121,31 @@ class FlowTable:
             self.drop_out(outflow, tick)
         return bool(ins or outs)
 
+    def exchange(
+        self,
+        gone: Iterable[InEdge | OutEdge],
+        new: Iterable[InEdge | OutEdge],
+        tick: int,
+    ) -> None:
+        """Drop some edges and take others, then pair."""
+        for edge in gone:
+            if isinstance(edge, InEdge):
+                if self.ins.pop((edge.peer, edge.edge_id), None) and edge.out is not None:
+                    self._unpair(edge, edge.out, tick)
+            elif self.outs.pop(edge.edge_id, None) and edge.into is not None:
+                self._unpair(edge.into, edge, tick)
+        for edge in new:
+            edge.unpaired_since = tick
+            if isinstance(edge, InEdge):
+                self.ins[edge.peer, edge.edge_id] = edge
+            else:
+                self.outs[edge.edge_id] = edge
+        self.pair_up(tick)
+
+    def num_live(self) -> int:
+        """Units that reach their source."""
+        return sum(edge.from_s < math.inf for edge in self.ins.values())
+
     def pair_up(self, tick: int) -> None:
         """Give each inflow that lacks one the cheapest outflow of its target that is spare."""
         orphans, spare = self.orphans(), self.spare()
