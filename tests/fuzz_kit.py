@@ -57,7 +57,8 @@ def _value(annotation: Any, pick: Pick, leaves: tuple[Any, ...]) -> Any:
     if origin is tuple:
         kinds = get_args(inner)
         if kinds[-1] is Ellipsis:
-            kinds = kinds[:1] * pick((1, 0, 2, 3))
+            least = _least_length(annotation)
+            kinds = kinds[:1] * pick([n for n in (1, 0, 2, 3) if n >= least])
         return tuple(_value(kind, pick, leaves) for kind in kinds)
     return pick(_allowed(annotation, leaves))
 
@@ -66,6 +67,13 @@ def _stripped(annotation: Any) -> tuple[Any, Any]:
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation, get_origin(annotation)
+
+
+def _least_length(annotation: Any) -> int:
+    """How many items a tuple must have."""
+    notes: list[Any] = list(getattr(annotation, "__metadata__", ()))
+    notes += [inner for note in notes for inner in getattr(note, "metadata", ())]
+    return max((getattr(note, "min_length", 0) or 0 for note in notes), default=0)
 
 
 @cache
