@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from efficiency_report import Contest, markdown, summary
@@ -46,9 +46,15 @@ def plain_speed(width: int, threads: int, steps: int, processes: int = 1) -> flo
         return sum(float(loop_output) for loop_output in _released(loops))
 
 
-def _piped(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+@contextmanager
+def _piped(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A child that ends with its use here, also when a person interrupts that."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def _released(loops: Sequence[subprocess.Popen[str]]) -> list[str]:
