@@ -18,9 +18,10 @@ from cli.output import emit, emit_json, say
 from node.client import ControlClient
 from node.config import ENV_PREFIX, NodeConfig, load_config, write_config
 from node.identity import load_or_create_key
-from node.launch import Lifeline, launch_daemon
+from node.launch import STOPPED_STATUS, Lifeline, launch_daemon
 from node.paths import StatePaths
 from node.status import NodeStatus
+from node.totals import Work, read_work
 from protocol.errors import ConfigError, ResourceError, ShoalError
 from protocol.keys import NodeKey
 
@@ -84,6 +85,7 @@ def run_daemon(
     ``forget`` is called if the node finds them wrong before it was ready.
     """
     tell = _tell_json if as_json else _tell_text
+    before = read_work(paths.totals)
     with Lifeline() as lifeline, ControlClient(paths.root) as client:
         _forget_old_invite(paths, client)
         process = launch_daemon(paths.root, lifeline, environment=_without(flags), options=options)
@@ -95,6 +97,7 @@ def run_daemon(
                 _wait(process)
     if process.returncode in _MISTAKES and not news.was_ready:
         forget()
+    tell("ended", _end_of(process.returncode, before, read_work(paths.totals)))
     return _told_end(process.returncode, paths)
 
 
@@ -105,14 +108,28 @@ def _without(flags: Mapping[str, object]) -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in overruled}
 
 
+def _end_of(returncode: int, before: Work, after: Work) -> dict[str, object]:
+    """Return what a run came to. A killed node's last second of work is not in it."""
+    return {
+        "status": _as_shells_tell(returncode),
+        "microbatches": after.microbatches - before.microbatches,
+        "steps": after.steps - before.steps,
+        "microbatches_total": after.microbatches,
+    }
+
+
+def _as_shells_tell(returncode: int) -> int:
+    """Popen tells a death by signal as a negative number, a shell as 128 and the signal's."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 def _told_end(status: int, paths: StatePaths) -> int:
     """Say how the daemon ended if it ended badly; return its exit status as a shell tells it."""
     if status == 0:
         return 0
     how = f"with status {status}" if status > 0 else f"by signal {_signal_name(-status)}"
     say(f"the node ended {how}; its log is {paths.log}")
-    # Popen tells a death by signal as a negative number, a shell as 128 and the signal's number.
-    return status if status > 0 else 128 - status
+    return _as_shells_tell(status)
 
 
 def _signal_name(number: int) -> str:
@@ -221,6 +238,9 @@ def _tell_text(name: str, fields: Mapping[str, object]) -> None:
     if name == "invite":
         emit(f"the swarm can be joined; volunteers run:\n\n  shoal join {fields['invite']}\n")
         return
+    if name == "ended":
+        emit(_closing_word(fields))
+        return
     stage = "no stage yet" if fields["stage"] is None else f"stage {fields['stage']}"
     line = f"{fields['state']}: {stage}, step {fields['step']}"
     if name == "progress":
@@ -231,3 +251,14 @@ def _tell_text(name: str, fields: Mapping[str, object]) -> None:
     problem = fields["last_problem"]
     if isinstance(problem, Mapping):
         say(f"problem[{problem['code']}]: {problem['text']}")
+        if problem["hint"]:
+            say(f"remedy: {problem['hint']}")
+
+
+def _closing_word(fields: Mapping[str, object]) -> str:
+    how = {0: "left cleanly", STOPPED_STATUS: "stopped before its work was handed over"}
+    word = how.get(int(str(fields["status"])), "ended")
+    return (
+        f"{word}: {fields['microbatches']} microbatches of this run count, in {fields['steps']}"
+        f" steps; {fields['microbatches_total']} of all runs"
+    )

@@ -38,8 +38,8 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "state": answer.state,
         "stage": "none yet" if answer.stage is None else answer.stage,
         "step": answer.step,
-        "loss": _loss(answer.loss),
-        "validation loss": _loss(answer.validation_loss),
+        "loss": _loss(answer.loss, answer.loss_step),
+        "validation loss": _loss(answer.validation_loss, answer.validation_step),
         "committed, last hour": f"{answer.committed_last_hour} microbatches",
         "committed, in total": f"{answer.committed_total} microbatches",
         "speed": f"{answer.tokens_per_s:.0f} tokens/s",
@@ -50,13 +50,17 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "running for": duration(answer.uptime_s),
         "last problem": _problem(answer),
     }
+    if answer.last_problem and answer.last_problem.hint:
+        known["remedy"] = answer.last_problem.hint
     # Only a data node sees losses and whole steps.
     hidden = {"loss", "validation loss", "speed"} if answer.role == "volunteer" else set()
     return {name: value for name, value in known.items() if name not in hidden}
 
 
-def _loss(value: float | None) -> str:
-    return "not known yet" if value is None else f"{value:.4f} nats per token"
+def _loss(value: float | None, step: int | None) -> str:
+    if value is None or step is None:
+        return "not known yet"
+    return f"{value:.4f} nats per token (step {step + 1})"
 
 
 def _problem(answer: NodeStatus) -> str:

@@ -37,6 +37,7 @@ from node.ending import Ending, hold_lifeline
 from node.entrance import ClockWatch, Entrance
 from node.facade import Facade, RunningNode
 from node.faults import faults_from
+from node.files import replace_text
 from node.identity import load_or_create_key, sole_key, sole_use
 from node.invites import publish_invite, withdraw_invite
 from node.journal import FileJournal
@@ -49,6 +50,7 @@ from node.registration import Registration
 from node.sidecar.registry import SidecarRegistry
 from node.sidecar.supervisor import Sidecar, SidecarOptions
 from node.snapshots import FileSnapshots
+from node.totals import Totals
 from node.transport.addresses import refuse_taken
 from node.transport.network import Libp2pNetwork
 from node.transport.probe import Prober
@@ -85,7 +87,7 @@ class Daemon:
     def __post_init__(self) -> None:
         config = self.loaded.config
         self.deadlines = config.deadlines
-        self.ports = RememberedPorts(self.paths.ports, config.listen_host)
+        self.ports = RememberedPorts(self.paths.ports, config.listen_host, self.metrics.problem)
         self.swarm = self.signed.manifest.swarm_id if self.signed else self._invited.swarm_id
         self.journal = FileJournal(
             self.paths.ballot, self.paths.decisions, self.paths.steps, self.metrics.problem
@@ -93,7 +95,7 @@ class Daemon:
         self.registration = Registration(self.deadlines, self.metrics, time.time)
         self.facade = Facade(
             self.key, self.swarm, self.loaded, self.metrics, self.journal, self.progress,
-            self.registration,
+            self.registration, Totals(self.paths.totals),
         )  # fmt: skip
         self.ending = Ending(self.facade.leaving, self.deadlines.control_s)
         self.observer = DaemonObserver(self.metrics, self.facade.note_commit)
@@ -169,9 +171,8 @@ class Daemon:
         """Read the manifest from the state directory, or fetch it until a node has it."""
         self.signed = await self.entrance.find_manifest(self.signed)
         await self.entrance.refuse_twin()
-        draft = self.paths.manifest.with_suffix(".new")
-        draft.write_text(self.signed.to_toml())
-        draft.replace(self.paths.manifest)  # half a manifest would keep the node from starting
+        # half a manifest would keep the node from starting
+        replace_text(self.paths.manifest, self.signed.to_toml())
         return self.signed.manifest
 
     async def _supply(self, manifest: Manifest) -> Supplies:
@@ -216,6 +217,7 @@ class Daemon:
             with limit:
                 await core.save()
                 await self._save(core, manifest)
+                self.facade.totals.save()
 
     def _make_core(
         self,
@@ -277,6 +279,7 @@ class Daemon:
     async def _measure(self) -> None:
         """Keep the gauges that no single event sets."""
         while True:
+            self.facade.totals.save()
             running = self.facade.running
             if running is not None:
                 self.observer.gauge("peers", len(running.network.connected()))
@@ -296,8 +299,7 @@ class Daemon:
         await self.facade.leaving.wait()
         core.drain()
         await trio.sleep(self.deadlines.drain_s)
-        self.observer.event("drain_timed_out")
-        self.ending.stop(scope)
+        self.ending.time_out(scope, self.observer, self.deadlines.drain_s)
 
     async def _save_when_done(self, core: NodeCore, manifest: Manifest) -> None:
         await core.wait_until_done()

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from node.launch import LOST_LIFELINE_STATUS, STOPPED_STATUS
+from protocol.errors import ResourceError
+from protocol.ports import Observer
+
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
-LOST_LIFELINE_STATUS = 70
-STOPPED_STATUS = 128 + signal.SIGTERM  # as a shell tells the death of a process by SIGTERM
 
 
 class Ending:
@@ -59,6 +61,17 @@ class Ending:
         """End without handing over."""
         self.status = STOPPED_STATUS
         self._end(scope)
+
+    def time_out(self, scope: trio.CancelScope, observer: Observer, limit_s: float) -> None:
+        """Draining took too long: say so, and end without handing over."""
+        observer.event(
+            "drain_timed_out", code=ResourceError.code,
+            cause=f"the step in flight did not end within {limit_s:g} s, so this node's part of it"
+            " is not handed over",
+            hint="The swarm loses nothing: others compute it again. Where steps take longer, raise"
+            " deadlines_scale (SHOAL_DEADLINES_SCALE).",
+        )  # fmt: skip
+        self.stop(scope)
 
     def _end(self, scope: trio.CancelScope) -> None:
         certain = threading.Timer(self._limit_s, os._exit, (self.status,))

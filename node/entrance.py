@@ -82,7 +82,9 @@ class Entrance:
         else:
             next_s = round(pause_s, 1)
             cause = f"{error.cause}; tried for {waited_s:.0f} s, next try in {next_s:g} s"
-            self._observer.event("swarm_awaited", code=Unreachable.code, cause=cause)
+            self._observer.event(
+                "swarm_awaited", code=Unreachable.code, cause=cause, hint=Unreachable.default_hint
+            )
 
     async def refuse_twin(self) -> None:
         """Raise IdentityError if another process runs with this node's key; call it at the start.
@@ -163,7 +165,9 @@ class TwinWatch:
         if not self._is_told:
             self._is_told = True
             cause = f"another node runs with this node's key at {_first_of(record.addresses)}"
-            self._observer.event("identity_used_twice", code=IdentityError.code, cause=cause)
+            self._observer.event(
+                "identity_used_twice", code=IdentityError.code, cause=cause, hint=_TWIN_HINT
+            )
 
 
 def _first_of(addresses: Collection[str]) -> str:
@@ -184,7 +188,9 @@ class ClockWatch:
         is_off = abs(middle_s) > CLOCK_WARN_S
         if is_off and not self._is_told:
             cause = f"this computer's clock is {_off(middle_s)} those of its peers"
-            self._observer.event("clock_was_off", code=ClockError.code, cause=cause)
+            self._observer.event(
+                "clock_was_off", code=ClockError.code, cause=cause, hint=ClockError.default_hint
+            )
         self._is_told = is_off
 
 

@@ -14,6 +14,7 @@ from node.journal import FileJournal
 from node.metrics import Metrics
 from node.registration import Registration
 from node.status import NodeState, NodeStatus, PeerStatus, Setting, StepStatus
+from node.totals import Totals
 from node.transport.network import Libp2pNetwork
 from node.watchdog import Progress
 from protocol.core import NodeCore
@@ -48,18 +49,20 @@ class Facade:
         journal: FileJournal,
         progress: Progress,
         registration: Registration,
+        totals: Totals,
     ) -> None:
         self._key, self._swarm, self._loaded = key, swarm, loaded
         self._metrics, self._journal, self._progress = metrics, journal, progress
-        self._registration = registration
+        self._registration, self.totals = registration, totals
         self._started_at = time.monotonic()
         self.first_commit_s: float | None = None
         self.running: RunningNode | None = None
         self.leaving = trio.Event()
 
-    def note_commit(self) -> None:
+    def note_commit(self, num_microbatches: int) -> None:
         """Remember how long the first commit took; every commit is progress."""
         self._progress.mark()
+        self.totals.note(int(self._metrics.value("step")), num_microbatches)
         if self.first_commit_s is None:
             self.first_commit_s = time.monotonic() - self._started_at
 
@@ -72,6 +75,7 @@ class Facade:
         decision = core.decision if core else None
         state = core.ctx.state if core and core.ctx else None
         recent = list(self._journal.reports)[-RECENT_STEPS:]
+        last, validated = self._journal.last_step, self._journal.last_validation
         return NodeStatus(
             peer_id=self._key.peer_id,
             swarm=self._swarm,
@@ -82,10 +86,12 @@ class Facade:
             term=decision.term if decision else 0,
             state=self._state(core),
             committed_last_hour=metrics.committed_last_hour,
-            committed_total=int(metrics.value("microbatches_committed")),
+            committed_total=self.totals.work.microbatches,
             last_problem=metrics.last_problem,
-            loss=recent[-1].loss if recent else None,
-            validation_loss=_last_validation(self._journal.reports),
+            loss=last.loss if last else None,
+            loss_step=last.step if last else None,
+            validation_loss=validated.validation_loss if validated else None,
+            validation_step=validated.step if validated else None,
             tokens_per_s=_rate(recent),
             uptime_s=time.monotonic() - self._started_at,
             registered=self._registration.is_registered,
@@ -177,11 +183,6 @@ class Facade:
         assert self.running is not None
         sessions = self.running.network.connected()
         return any(peer in sessions for peer in self.running.manifest.authorities)
-
-
-def _last_validation(steps: Sequence[StepStatus]) -> float | None:
-    losses = [step.validation_loss for step in steps if step.validation_loss is not None]
-    return losses[-1] if losses else None
 
 
 def _rate(steps: Sequence[StepStatus]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from protocol.messages import Decision, StepOpen
 REPORTS_KEPT = 1024
 MAX_FILE_BYTES = 16 * 2**20  # some thousand steps
 OLD_SUFFIX = ".1"
+_NOT_VALIDATED = b'"validation_loss": null'
 
 
 class _Ballot(BaseModel):
@@ -44,6 +45,9 @@ class FileJournal:
         self._tell, self._is_failing = tell, False
         # without their entries, which are most of a report
         self.reports: deque[StepStatus] = deque(maxlen=REPORTS_KEPT)
+        # of an earlier life, too: who looks at a swarm that was started again wants to know
+        self.last_step = self._earlier(lambda line: True)
+        self.last_validation = self._earlier(lambda line: _NOT_VALIDATED not in line)
 
     def save_ballot(self, promised: int, accepted: StepOpen | None) -> None:
         """Write and sync before returning: what was promised must survive a power cut."""
@@ -76,19 +80,27 @@ class FileJournal:
         """Append the decision."""
         self._append(self._decisions, decision.model_dump_json())
 
-    def last_order(self) -> tuple[int, int] | None:
+    def last_decision(self) -> Decision | None:
         """Read the last whole line; a power cut may have left half of one behind it."""
-        older = self._decisions.with_name(self._decisions.name + OLD_SUFFIX)
-        for path in (self._decisions, older):
-            for line in reversed(_lines(path)):
-                with suppress(ValueError):
-                    return Decision.model_validate_json(line).order
+        for line in _from_the_last(self._decisions):
+            with suppress(ValueError):
+                return Decision.model_validate_json(line)
         return None
 
     def step_finished(self, report: StepReport) -> None:
         """Append the step and keep it for ``status``."""
-        self.reports.append(_status_of(report))
+        self.last_step = _status_of(report)
+        if report.validation_loss is not None:
+            self.last_validation = self.last_step
+        self.reports.append(self.last_step)
         self._append(self._steps, json.dumps(report.model_dump(mode="json")))
+
+    def _earlier(self, is_wanted: Callable[[bytes], bool]) -> StepStatus | None:
+        """Read the last step that earlier lives finished, of those that are wanted."""
+        for line in filter(is_wanted, _from_the_last(self._steps)):
+            with suppress(ValueError):
+                return _status_of(StepReport.model_validate_json(line))
+        return None
 
     def _append(self, path: Path, line: str) -> None:
         """A full disk costs lines, not the node; it is told once until it works again."""
@@ -114,6 +126,12 @@ def _status_of(report: StepReport) -> StepStatus:
         committed=len(report.entries),
         reissued=report.reissued,
     )
+
+
+def _from_the_last(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a rotated file, the newest first."""
+    for part in (path, path.with_name(path.name + OLD_SUFFIX)):
+        yield from reversed(_lines(part))
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
+
+LOST_LIFELINE_STATUS = 70
+STOPPED_STATUS = 128 + signal.SIGTERM  # as a shell tells the death of a process by SIGTERM
 
 
 class Lifeline:

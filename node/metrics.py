@@ -146,7 +146,8 @@ class Metrics:
         """Log what happened; one with a ``code`` is a problem and is remembered as the last."""
         log_event(name, fields, is_problem="code" in fields)
         if "code" in fields:
-            self._remember(str(fields["code"]), _text_of(name, fields))
+            hint = fields.get("hint")
+            self._remember(str(fields["code"]), _text_of(name, fields), str(hint) if hint else None)
 
     def problem(self, error: ShoalError) -> None:
         """Count, log and remember an error that the daemon survived."""
@@ -208,11 +209,13 @@ class Metrics:
         if code == OTHER or code in _PEERS_FAULTS:
             return
         last = self.last_problem
-        is_told = last is not None and last.code == code
-        self._remember(code, last.text if last and is_told else _MEANINGS[code])
+        if last is not None and last.code == code:
+            self._remember(code, last.text, last.hint)
+        else:
+            self._remember(code, _MEANINGS[code])
 
-    def _remember(self, code: str, text: str) -> None:
-        self.last_problem = Problem(code=code, text=text[:500], at=time.time())
+    def _remember(self, code: str, text: str, hint: str | None = None) -> None:
+        self.last_problem = Problem(code=code, text=text[:500], at=time.time(), hint=hint)
 
     def _minute(self) -> int:
         return int(self._clock() // 60)

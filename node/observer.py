@@ -10,7 +10,7 @@ from node.metrics import Metrics
 class DaemonObserver:
     """Implements Observer."""
 
-    def __init__(self, metrics: Metrics, on_commit: Callable[[], None]) -> None:
+    def __init__(self, metrics: Metrics, on_commit: Callable[[int], None]) -> None:
         self._metrics = metrics
         self._on_commit = on_commit
 
@@ -18,7 +18,7 @@ class DaemonObserver:
         """Add to a counter of docs/metrics.md."""
         self._metrics.count(name, amount, **labels)
         if name == "microbatches_committed":
-            self._on_commit()
+            self._on_commit(int(amount))
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge of docs/metrics.md."""

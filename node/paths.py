@@ -76,6 +76,11 @@ class StatePaths:
         return self.root / "ports.json"
 
     @property
+    def totals(self) -> Path:
+        """What this node's work amounts to over all its runs."""
+        return self.root / "totals.json"
+
+    @property
     def invite(self) -> Path:
         """The organiser's invite, while its node can be reached."""
         return self.root / "invite"

@@ -23,13 +23,14 @@ class Problem(Answer):
     code: str
     text: str
     at: float
+    hint: str | None = None  # what the owner can do
 
 
 class NodeStatus(Answer):
     """Who this node is, what it serves and how it fares.
 
     ``swarm`` is the swarm's id and ``name`` its name; ``stage`` is None until one is assigned,
-    0 on a data node. Times are seconds, losses nats per token.
+    0 on a data node. Times are seconds, losses nats per token, each with the step that it is of.
     """
 
     peer_id: str
@@ -41,10 +42,12 @@ class NodeStatus(Answer):
     term: int = 0
     state: NodeState = "starting"
     committed_last_hour: int = 0
-    committed_total: int = 0
+    committed_total: int = 0  # in all its runs
     last_problem: Problem | None = None
     loss: float | None = None
+    loss_step: int | None = None
     validation_loss: float | None = None
+    validation_step: int | None = None
     tokens_per_s: float = 0.0
     uptime_s: float = 0.0
     registered: bool = False

@@ -216,7 +216,10 @@ def test_run_prints_the_invite_and_ends_cleanly(shoal: Shoal, tmp_path: Path) ->
         assert "committed, in total   1 microbatches" in told
         assert "\nloss " not in told
         assert "\nspeed " not in told
+        (shoal.state / "totals.json").write_text('{"microbatches": 7, "steps": 2}')
         organiser.send_signal(signal.SIGINT)
+        told = read_until(organiser, "left cleanly")
+        assert "7 microbatches of this run count, in 2 steps; 7 of all runs" in told
         assert organiser.wait(30) == 0
     assert psutil.wait_procs(children, timeout=5)[1] == []
     config = load_config(shoal.state / "config.toml").config

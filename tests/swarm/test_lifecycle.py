@@ -18,7 +18,7 @@ from lifecycle_kit import (
     training,
 )
 
-from node.ending import STOPPED_STATUS
+from node.launch import STOPPED_STATUS
 
 # Far less than ``drain_s`` (25 s), which a node in a paused swarm once waited out.
 SOON_S = 15.0

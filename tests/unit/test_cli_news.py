@@ -10,7 +10,8 @@ import pytest
 from cli import foreground
 from cli.foreground import News
 from node.paths import StatePaths
-from node.status import NodeStatus
+from node.status import NodeStatus, Problem
+from node.totals import Work
 
 
 class Clock:
@@ -71,6 +72,32 @@ def test_a_bad_end_is_told_with_the_place_of_the_log(
     assert capsys.readouterr().err == f"the node ended {how}; its log is {tmp_path}/log.jsonl\n"
 
 
-def test_a_good_end_needs_no_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_end_needs_no_place_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert foreground._told_end(0, StatePaths(tmp_path)) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("returncode", "word"),
+    [
+        (0, "left cleanly"), (143, "stopped before its work was handed over"),
+        (-9, "ended"), (6, "ended"),
+    ],
+)  # fmt: skip
+def test_the_last_word_tells_what_the_run_came_to(
+    returncode: int, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = Work(microbatches=5, steps=2), Work(microbatches=17, steps=5)
+    foreground._tell_text("ended", foreground._end_of(returncode, before, after))
+    assert capsys.readouterr().out == (
+        f"{word}: 12 microbatches of this run count, in 3 steps; 17 of all runs\n"
+    )
+
+
+def test_a_problem_is_told_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem(code="resource", text="the port is taken", hint="Free it.", at=1.0)
+    status = at_step(1).model_copy(update={"last_problem": problem})
+    foreground._tell_text("state", status.model_dump(mode="json"))
+    assert capsys.readouterr().err == "problem[resource]: the port is taken\nremedy: Free it.\n"

@@ -131,23 +131,23 @@ def test_lines_that_cannot_be_written_are_said_once_until_they_can(tmp_path: Pat
     assert len(journal.reports) == 3
     folder.mkdir()
     journal.decided(decision_of(ROSTER, step=3))
-    assert journal.last_order() == (3, 1)
+    assert journal.last_decision().order == (3, 1)
     assert len(told) == 1
 
 
 def test_what_was_decided_last_is_known_to_the_next_life(tmp_path: Path) -> None:
-    assert journal_in(tmp_path).last_order() is None
+    assert journal_in(tmp_path).last_decision() is None
     journal = journal_in(tmp_path)
     for term in (1, 2):
         journal.decided(decision_of(ROSTER, step=5, term=term))
-    assert journal_in(tmp_path).last_order() == (5, 2)
+    assert journal_in(tmp_path).last_decision().order == (5, 2)
     with (tmp_path / "decisions.jsonl").open("a") as file:
         file.write('{"step": 6, "te')  # the power went
-    assert journal_in(tmp_path).last_order() == (5, 2)
+    assert journal_in(tmp_path).last_decision().order == (5, 2)
     journal_in(tmp_path).decided(decision_of(ROSTER, step=6, term=3))
-    assert journal_in(tmp_path).last_order() == (6, 3)
+    assert journal_in(tmp_path).last_decision().order == (6, 3)
     (tmp_path / "decisions.jsonl").rename(tmp_path / "decisions.jsonl.1")
-    assert journal_in(tmp_path).last_order() == (6, 3)
+    assert journal_in(tmp_path).last_decision().order == (6, 3)
 
 
 def test_decisions_and_steps_are_one_line_each(journal: FileJournal, tmp_path: Path) -> None:
@@ -160,6 +160,26 @@ def test_decisions_and_steps_are_one_line_each(journal: FileJournal, tmp_path: P
     assert StepReport.model_validate_json(line) == report_of(0)
     (status,) = journal.reports
     assert (status.step, status.loss, status.tokens, status.committed) == (0, 1.5, 8, 1)
+
+
+def test_the_last_losses_of_an_earlier_life_are_known(tmp_path: Path) -> None:
+    journal = journal_in(tmp_path)
+    assert (journal.last_step, journal.last_validation) == (None, None)
+    journal.step_finished(report_of(3).model_copy(update={"validation_loss": 2.5}))
+    for step, loss in ((4, 1.25), (5, float("nan"))):
+        journal.step_finished(report_of(step, loss))
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write('{"step": 6, "te')  # the power went
+    for life in (journal, journal_in(tmp_path)):
+        assert life.last_step is not None
+        assert life.last_step.step == 5
+        assert life.last_validation is not None
+        assert (life.last_validation.step, life.last_validation.validation_loss) == (3, 2.5)
+    assert not life.reports  # `steps` tells of this life
+    (tmp_path / "steps.jsonl").rename(tmp_path / "steps.jsonl.1")
+    again = journal_in(tmp_path).last_step
+    assert again is not None
+    assert again.step == 5
 
 
 def test_files_and_memory_are_bounded(
