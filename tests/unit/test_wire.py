@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from wire_samples import ROUTING_GOLDEN, ROUTING_SAMPLES
 
 from protocol.errors import ProtocolViolation
 from protocol.keys import NodeKey
@@ -54,15 +55,6 @@ from protocol.messages import (
     StepOpen,
     Suspect,
     Vote,
-)
-from protocol.messages.routing import (
-    FlowAnswer,
-    FlowCheck,
-    FlowCosts,
-    FlowIntroduce,
-    FlowOffers,
-    FlowRelease,
-    FlowRequest,
 )
 from protocol.wire import MESSAGE_CODES, PREFIX_BYTES, Codec, Limits, Opened, kind_of
 
@@ -115,16 +107,10 @@ SAMPLES: tuple[Message, ...] = (
     Computed(**FLOW, stage=1, is_backward=True),
     HopLost(**FLOW, stage=1, peer=B, before=A),
     Resume(**FLOW, stage=1, peer=B, route=(None, B)),
-    FlowIntroduce(stage=1, compute_s=0.5, capacity=7, wants_news=True),
-    FlowOffers(stage=1, compute_s=0.5, offers=((A, (0.25, 1.5)),)),
-    FlowRequest(target=A, link_cost_s=0.5, edges=((5, 1.5, None), (6, 1.5, 0.25))),
-    FlowAnswer(target=A, accepted=((5, 1.5),), refused=(6,), offers=((A, (2.5,)),)),
-    FlowCosts(to_sink=((5, 1.5),), from_source=((6, None, 0.5),)),
-    FlowCheck(outs=(5, 6), ins=(7,)),
-    FlowRelease(cancelled=(5,), pushed_back=(7,)),
+    *ROUTING_SAMPLES,
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
-GOLDEN = {
+GOLDEN: dict[str, str] = {
     "presence": "0fa301ff",
     "assign": "a699238d",
     "step_open": "fffdf826",
@@ -155,13 +141,7 @@ GOLDEN = {
     "computed": "a41cd779",
     "hop_lost": "b54cb6b3",
     "resume": "b7754740",
-    "flow_introduce": "59b33bd4",
-    "flow_offers": "747785ed",
-    "flow_request": "ff4cd412",
-    "flow_answer": "dfbd3ebc",
-    "flow_costs": "5b6d0db1",
-    "flow_check": "4d19c7f1",
-    "flow_release": "00fe9c87",
+    **ROUTING_GOLDEN,
 }
 LIMITS = Limits(max_tensor_bytes=1 << 20)
 CODEC = Codec(LIMITS)

@@ -1,0 +1,24 @@
+"""The router's messages as samples, each the plainest of its kind, and the checksums of their bytes."""
+
+from __future__ import annotations
+
+from fuzz_kit import example
+
+from protocol.messages import ROUTING_MESSAGES, Message
+
+ROUTING_SAMPLES: tuple[Message, ...] = tuple(example(model) for model in ROUTING_MESSAGES)
+# crc32 of the bytes of each sample, with sequence 7 and ack 5
+ROUTING_GOLDEN = {
+    "flow_introduce": "796c7b26",
+    "flow_offers": "67cfdb85",
+    "flow_request": "e01f49f6",
+    "flow_answer": "3b32264d",
+    "flow_costs": "fb9db26c",
+    "flow_check": "e2dbd91e",
+    "flow_release": "dccc0aa7",
+    "flow_labels": "f878e1de",
+    "token_prepare": "d9387e49",
+    "token_vote": "366e103f",
+    "token_end": "94411463",
+    "token_ask": "4c5ae8c5",
+}
