@@ -24,6 +24,10 @@ MAX_LABELS = 8  # of one message
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Delta = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 EdgeId = Annotated[int, Field(ge=0, lt=2**53)]
+ToSink = Annotated[tuple[tuple[EdgeId, Seconds], ...], Field(max_length=MAX_EDGES)]
+FromSource = Annotated[
+    tuple[tuple[EdgeId, Seconds | None, Seconds], ...], Field(max_length=MAX_EDGES)
+]
 EdgeIds = Annotated[tuple[EdgeId, ...], Field(max_length=MAX_EDGES)]
 Prices = Annotated[tuple[Seconds, ...], Field(max_length=MAX_SPARE)]
 Offer = tuple[Peer, Prices]
@@ -91,21 +95,22 @@ class FlowAnswer(RoutingMessage):
 
 
 class FlowCosts(RoutingMessage):
-    """New costs of shared edges: to the sink (told upstream), from the source (told downstream)."""
+    """New costs of shared edges: to the sink (told upstream), from the source (told downstream).
+
+    The latter with the cost of the link.
+    """
 
     kind: Literal["flow_costs"] = "flow_costs"
-    to_sink: Annotated[tuple[tuple[EdgeId, Seconds], ...], Field(max_length=MAX_EDGES)] = ()
-    from_source: Annotated[
-        tuple[tuple[EdgeId, Seconds | None, Seconds], ...], Field(max_length=MAX_EDGES)
-    ] = ()
+    to_sink: ToSink = ()
+    from_source: FromSource = ()
 
 
 class FlowCheck(RoutingMessage):
-    """Anti-entropy: the edges that the sender believes to share, as upstream and downstream end."""
+    """Anti-entropy: all edges that the sender believes to share, with what it last told of them."""
 
     kind: Literal["flow_check"] = "flow_check"
-    outs: EdgeIds
-    ins: EdgeIds
+    to_sink: ToSink
+    from_source: FromSource
 
 
 class FlowRelease(RoutingMessage):

@@ -61,7 +61,7 @@ class Healing:
             edge.told_s = edge.out.cost_s
             told[0][edge.peer].append((edge.edge_id, edge.told_s))
 
-    def on_costs(self, sender: PeerId, costs: FlowCosts) -> None:
+    def on_costs(self, sender: PeerId, costs: FlowCosts | FlowCheck) -> None:
         """Relabel; news of life goes on at once, mere numbers with the next tick."""
         table = self._ctx.table
         for edge_id, to_s in costs.to_sink:
@@ -99,24 +99,32 @@ class Healing:
         ctx = self._ctx
         if ctx.tick % ctx.settings.check_ticks != self._phase:
             return
-        outs, ins = defaultdict[PeerId, list[int]](list), defaultdict[PeerId, list[int]](list)
+        told: Told = (defaultdict(list), defaultdict(list))
         for edge in ctx.table.outs.values():
-            outs[edge.peer].append(edge.edge_id)
+            cost = self._from_source(edge) + edge.link_s
+            known = cost if cost < math.inf else None
+            told[1][edge.peer].append((edge.edge_id, known, edge.link_s))
         for inflow in ctx.table.ins.values():
-            ins[inflow.peer].append(inflow.edge_id)
-        for peer in {**outs, **ins}:
-            mine, theirs = outs.get(peer, ())[:MAX_EDGES], ins.get(peer, ())[:MAX_EDGES]
-            ctx.send(peer, FlowCheck(outs=tuple(mine), ins=tuple(theirs)))
+            told[0][inflow.peer].append((inflow.edge_id, max(0.0, inflow.told_s)))
+        for peer in {**told[0], **told[1]}:
+            ctx.send(
+                peer,
+                FlowCheck(
+                    to_sink=tuple(told[0].get(peer, ())[:MAX_EDGES]),
+                    from_source=tuple(told[1].get(peer, ())[:MAX_EDGES]),
+                ),
+            )
 
     def on_check(self, sender: PeerId, check: FlowCheck) -> None:
         """Release what only the sender knows, drop what only I know; young edges are spared."""
         ctx = self._ctx
-        back = tuple(e for e in check.outs if (sender, e) not in ctx.table.ins)
-        gone = tuple(e for e in check.ins if not self._is_mine(sender, e))
+        theirs = {known[0] for known in check.from_source}
+        mine = {known[0] for known in check.to_sink}
+        back = tuple(sorted(e for e in theirs if (sender, e) not in ctx.table.ins))
+        gone = tuple(sorted(e for e in mine if not self._is_mine(sender, e)))
         if back or gone:
             ctx.send(sender, FlowRelease(cancelled=gone, pushed_back=back))
         limit = ctx.tick - ctx.settings.grace_ticks
-        theirs, mine = set(check.outs), set(check.ins)
         for inflow in [e for e in ctx.table.ins.values() if e.peer == sender]:
             if inflow.edge_id not in theirs and inflow.born <= limit and not inflow.token:
                 ctx.table.drop_in(inflow, ctx.tick)
@@ -124,6 +132,7 @@ class Healing:
             if outflow.edge_id not in mine and outflow.born <= limit and not outflow.token:
                 ctx.table.drop_out(outflow, ctx.tick)
                 ctx.changed("the next hop no longer knew a flow")
+        self.on_costs(sender, check)
 
     def _is_mine(self, sender: PeerId, edge_id: int) -> bool:
         edge = self._ctx.table.outs.get(edge_id)

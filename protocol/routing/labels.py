@@ -193,25 +193,29 @@ class Labels:
                 if not is_rooted:
                     self._close(own, own, target, arc, found)
                 continue
-            if len(at) < most and cost < base.own_s:
+            if (not is_rooted or len(at) < most) and cost < base.own_s:
                 base.own, base.own_s = arc, cost
             if other in at:
                 if not is_rooted:
                     self._close(own, other, target, arc, found)
-            elif len(at) + 1 < most:
+            elif not is_rooted or len(at) + 1 < most:
                 base.cross, base.cross_s = arc, cost
         return base
 
     def _extend(self, is_out: bool, arc: Arc | None, cost: float) -> Label | None:
         if arc is None:
             return None
-        return make_label(((self._ctx.me, is_out, arc[1], cost), *arc[2].path))
+        return self._made(((self._ctx.me, is_out, arc[1], cost), *arc[2].path))
 
     def _cross(self, is_out: bool, base: Base) -> Label | None:
         assert base.cross is not None
         me, arc = self._ctx.me, base.cross
         first, second = (me, is_out, 0, base.cross_s), (me, not is_out, arc[1], base.cross_s)
-        return make_label((first, second, *arc[2].path))
+        return self._made((first, second, *arc[2].path))
+
+    def _made(self, path: tuple[Hop, ...]) -> Label | None:
+        """A label; of a long walk only the nearest vertices are kept, with their costs."""
+        return make_label(path[: self._max_hops])
 
     # -- cycles
 

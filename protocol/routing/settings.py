@@ -31,5 +31,6 @@ class RoutingSettings(BaseModel):
     min_hops: PositiveInt = 24
     label_refresh_ticks: PositiveInt = 20
     vote_ticks: PositiveInt = 2
+    ask_ticks: PositiveInt = 1
     verdict_ticks: PositiveInt = 6
     epsilon: NonNegativeFloat = 1e-9

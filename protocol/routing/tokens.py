@@ -305,7 +305,7 @@ class Tokens:
             age = ctx.tick - held.since
             if age > s.verdict_ticks:
                 self._unlock(self._held.pop(held.token))
-            elif age > s.vote_ticks and held.initiator != ctx.me:
+            elif age >= s.ask_ticks and held.initiator != ctx.me:
                 ctx.send(held.initiator, TokenAsk(token=held.token))
 
     def forget(self, peer: PeerId) -> None:
