@@ -1,4 +1,4 @@
-"""The router's messages as samples, each the plainest of its kind, and the checksums of their bytes."""
+"""Samples of the router's messages, each the plainest of its kind, and checksums of their bytes."""
 
 from __future__ import annotations
 
