@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from protocol.errors import ConfigError
 from protocol.simulation.routing.network import Matrix, RoutingNetwork
-from protocol.simulation.routing.regions import DTFM, Regions
+from protocol.simulation.routing.regions import BYTES_PER_MBIT, DTFM, Regions
 
 PAYLOAD_BYTES = 8 * 2**20  # an activation [1, 2048, 2048] in bf16
 _HINT = "Take more nodes: each stage needs a holder, beside the data nodes."
@@ -91,6 +91,14 @@ def in_regions(
         regions=tuple(regions.names[k] for k in places),
     )
     return network.with_demand()
+
+
+def at_home(network: RoutingNetwork, seed: int) -> RoutingNetwork:
+    """Put each node behind a home link, which sends at a tenth of what it receives at."""
+    rng = np.random.default_rng(seed)
+    down = rng.choice((100.0, 250.0, 500.0), size=network.num_nodes) * BYTES_PER_MBIT
+    between = np.minimum(network.bandwidth_bytes_s, down[None, :])
+    return replace(network, bandwidth_bytes_s=np.minimum(between, down[:, None] / 10))
 
 
 def spread(num_nodes: int, num_stages: int, num_data_nodes: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from protocol.simulation.routing.network import Matrix
 
-_BYTES_PER_MBIT = 1e6 / 8
+BYTES_PER_MBIT = 1e6 / 8
 
 _DTFM = """
      OR   VA   OH   TYO  SEL  SIN  SYD  LON  FRA  IRL
@@ -62,7 +62,7 @@ class Regions:
         own = np.eye(len(self.names))
         latency_ms = upper + upper.T + own * self.local_latency_ms
         mbit_s = lower + lower.T + own * self.local_mbit_s
-        return latency_ms / 1e3, mbit_s * _BYTES_PER_MBIT
+        return latency_ms / 1e3, mbit_s * BYTES_PER_MBIT
 
 
 def _parse(text: str, local_latency_ms: float, local_mbit_s: float) -> Regions:
