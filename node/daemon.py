@@ -284,8 +284,7 @@ class Daemon:
             if running is not None:
                 self.observer.gauge("peers", len(running.network.connected()))
                 self.clock.look([session.clock_offset_s for session in running.network.peers()])
-                leading = running.core.leading
-                self.observer.gauge("paused", float(bool(leading and leading.deserted_stages)))
+                self.observer.gauge("paused", float(running.core.pausing.word is not None))
                 state = running.core.ctx.state if running.core.ctx else None
                 if isinstance(state, TorchStageState):
                     self.observer.gauge("state_bytes", state.state_bytes)

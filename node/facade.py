@@ -167,7 +167,7 @@ class Facade:
             return "draining"
         if core.decision is not None and core.decision.is_final:
             return "done"
-        if core.leading is not None and core.leading.deserted_stages:
+        if core.pausing.word is not None:
             return "paused"
         if core.is_syncing:
             return "syncing"

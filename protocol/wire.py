@@ -40,7 +40,7 @@ _KINDS: tuple[str, ...] = (
     "presence", "assign", "step_open", "prepare", "promise", "accept", "accepted", "prepared",
     "applied", "suspect", "forward", "backward", "commit", "release", "failed", "busy",
     "step_close", "ledger", "fetch_boundary", "boundary", "redrive", "reduce_part",
-    "reduce_result", "fetch_state", "state_chunk", "dismiss", "average_report",
+    "reduce_result", "fetch_state", "state_chunk", "paused", "average_report",
     "computed", "hop_lost", "resume", "flow_introduce", "flow_offers", "flow_request",
     "flow_answer", "flow_costs", "flow_check", "flow_release", "flow_labels", "token_prepare",
     "token_vote", "token_end", "token_ask",

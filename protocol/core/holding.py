@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
+
 from protocol.core.context import Context
 from protocol.core.keeper import Keeper
 from protocol.core.member_step import MemberStep
@@ -11,6 +13,7 @@ from protocol.core.settings import NodeSettings
 from protocol.core.signal import Signal
 from protocol.core.sync import StateSync
 from protocol.core.transfer import Donor, Joiner
+from protocol.errors import StateMismatch
 from protocol.messages import Decision
 from protocol.ports import Snapshots
 
@@ -54,9 +57,42 @@ class Holding:
         self.keeper.on_state(decision)
         return is_applied
 
+    def _tell_if_lost(self, decision: Decision) -> None:
+        """Nobody else has the state of whoever is alone in its stage."""
+        ctx, stage = self.ctx, self.ctx.stage
+        if decision.roster[stage] != (ctx.me,):
+            return
+        name = f"snapshots/stage-{stage}-step-{decision.step}-{decision.digests[stage]}"
+        ctx.observer.event(
+            "state_lost", code=StateMismatch.code,
+            cause=f"this node is the only holder of stage {stage} and its disk has no whole state of"
+            f" step {decision.step}; the swarm waits for it",
+            hint=f"Stop the node, put {name}.state (or .prepared) of a copy of its state directory"
+            " in place and start it again; or start another holder that has it.",
+        )  # fmt: skip
+
     async def take_state(self, decision: Decision, before_fetch: Callable[[], None]) -> None:
         """Get the decided state from the disk, or else from another holder of the stage."""
         if not await self.keeper.load(decision.digests[self.ctx.stage]):
             before_fetch()
+            self._tell_if_lost(decision)
             await self.sync.run(decision)
         self.keeper.on_state(decision)
+
+
+async def keep(changed: Signal, current: Callable[[], Holding | None]) -> None:
+    """Run the keeper of whatever is held now, until cancelled."""
+    while True:
+        await changed.until(lambda: current() is not None)
+        holding = current()
+        assert holding is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(holding.keeper.run)
+            await _until_gone(changed, current, holding)
+            nursery.cancel_scope.cancel()
+
+
+async def _until_gone(
+    changed: Signal, current: Callable[[], Holding | None], holding: Holding
+) -> None:
+    await changed.until(lambda: current() is not holding)

@@ -48,8 +48,8 @@ class Journal(Protocol):
         """Note a decision that this node obeys."""
         ...
 
-    def last_order(self) -> tuple[int, int] | None:
-        """The order of the decision that was noted last, in an earlier life too."""
+    def last_decision(self) -> Decision | None:
+        """The decision that was noted last, in an earlier life too."""
         ...
 
     def step_finished(self, report: StepReport) -> None:
@@ -77,9 +77,9 @@ class MemoryJournal:
         """Keep the decision in memory."""
         self.decisions.append(decision)
 
-    def last_order(self) -> tuple[int, int] | None:
-        """The order of the last decision kept in memory."""
-        return self.decisions[-1].order if self.decisions else None
+    def last_decision(self) -> Decision | None:
+        """The last decision kept in memory."""
+        return self.decisions[-1] if self.decisions else None
 
     def step_finished(self, report: StepReport) -> None:
         """Keep the report in memory."""

@@ -20,8 +20,8 @@ from protocol.messages import (
     Applied,
     Assign,
     Decision,
-    Dismiss,
     Message,
+    Paused,
     Prepare,
     Prepared,
     Presence,
@@ -71,7 +71,7 @@ class Leading:
         self._wake = trio.Event()
         self.membership = Membership(manifest, swarm, deadlines)
         self.latest: StepOpen | None = None
-        self.deserted_stages: tuple[int, ...] = ()
+        self.pause: Paused | None = None
 
     async def run(self) -> None:
         """Propose whenever something changed; take over when the leader falls silent."""
@@ -85,21 +85,18 @@ class Leading:
                 await self._wake.wait()
 
     def _watch_stages(self, now: float) -> None:
-        """Say when the swarm pauses because a stage lost its last holder, and when it goes on."""
-        deserted = self.membership.deserted_stages(now)
-        if deserted == self.deserted_stages:
-            return
-        self.deserted_stages = deserted
-        if deserted:
-            stages = ", ".join(map(str, deserted))
-            cause = f"no living holder of stage {stages}; the swarm waits for one to come back"
-            self._observer.event("swarm_paused", code="unreachable", cause=cause)
-        else:
-            self._observer.event("swarm_resumed")
+        """See whether a stage keeps the step from ending: whoever is present is told."""
+        rules = self.membership
+        deserted, stateless = rules.deserted_stages(now), rules.stateless_stages(now)
+        self.pause = None
+        if deserted or stateless:
+            assert rules.current is not None
+            step = rules.current.step
+            self.pause = Paused(step=step, deserted=deserted, stateless=stateless)
 
     # --- what happened ---------------------------------------------------------------------
 
-    def on_message(self, message: Message, sender: PeerId) -> Assign | Dismiss | None:
+    def on_message(self, message: Message, sender: PeerId) -> Assign | Paused | None:
         """Take a message that is meant for an authority; return what its sender is to hear."""
         now = trio.current_time()
         if isinstance(message, Presence):
@@ -114,13 +111,11 @@ class Leading:
         self._wake.set()
         return self._answer_to(message, sender) if isinstance(message, Presence) else None
 
-    def _answer_to(self, presence: Presence, sender: PeerId) -> Assign | Dismiss | None:
-        """A stage for whoever has none; no waiting for a step that cannot end."""
-        if presence.stage == -1:
+    def _answer_to(self, presence: Presence, sender: PeerId) -> Assign | Paused | None:
+        """A stage for whoever cannot choose one; no waiting for a step that cannot end."""
+        if presence.asks_stage:
             return Assign(step=0, stage=self.membership.assign(sender, trio.current_time()))
-        if presence.is_draining and self.deserted_stages:
-            return Dismiss(step=presence.step)
-        return None
+        return self.pause
 
     def on_change(self, change: PeerChange) -> None:
         """A session came up or went down."""

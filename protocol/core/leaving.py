@@ -9,7 +9,7 @@ from protocol.messages import Decision
 
 
 class Leaving:
-    """Begun by ``drain``; ended early by an authority's Dismiss, or by the lack of authorities."""
+    """Begun by ``drain``; ended early by an authority's Paused, or by the lack of authorities."""
 
     def __init__(self, me: PeerId, authorities: Collection[PeerId]) -> None:
         self._me, self._authorities = me, authorities

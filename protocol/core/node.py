@@ -4,8 +4,9 @@ NodeCore.run
 |- _receive      one loop takes every message and session change and hands it to its owner
 |- Postbox.run   sends what pure parts asked to send
 |- _be_present   tells the authorities who this node is and what it holds
-|- _discover     publishes this node's record and introduces peers to the network
+|- Discovery.run publishes this node's record and introduces peers to the network
 |- _live         obeys decisions: waits, fetches state, or works through one MemberStep a step
+|- Placement.run finds a stage for this node, and later perhaps another
 |- Routing.run   ticks the flow router and posts what it says
 |- Keeper.run    writes snapshots of the stage's state beside the work
 \\- Leading.run   if this node is an authority
@@ -20,11 +21,13 @@ from protocol.core.context import Context, NodePorts, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
 from protocol.core.early import EarlyMessages
-from protocol.core.holding import Holding
+from protocol.core.holding import Holding, keep
 from protocol.core.leading import FOR_AUTHORITIES, Leading
 from protocol.core.leaving import Leaving
 from protocol.core.member_step import MemberStep
 from protocol.core.past_life import PastLife
+from protocol.core.pausing import Pausing
+from protocol.core.placement import Placement, Situation
 from protocol.core.postbox import Postbox
 from protocol.core.presence import presence_of
 from protocol.core.reports import step_report
@@ -39,8 +42,8 @@ from protocol.messages import (
     Applied,
     Assign,
     Decision,
-    Dismiss,
     Message,
+    Paused,
     Presence,
     RoutingMessage,
     StateChunk,
@@ -61,7 +64,8 @@ class NodeCore:
         self._network, self._runner, self._journal = network, ports.runner, journal
         self._observer, self._faults = observer, ports.faults
         self._averager = ports.averager or exact_averager(manifest, network, settings.deadlines)
-        self._past = PastLife(key.peer_id, journal.last_order())
+        last = journal.last_decision()
+        self._past = PastLife(key.peer_id, last.order if last else None)
         self.swarm = manifest.swarm_id
         self.discovery = Discovery(key, manifest, network, ports.registry, observer, settings)
         self._postbox = Postbox(network, observer)
@@ -75,10 +79,15 @@ class NodeCore:
         self.decision: Decision | None = None
         self.member: MemberStep | None = None
         self.leaving = Leaving(key.peer_id, manifest.authorities)
+        self.pausing = Pausing(observer, settings.deadlines.session_silence_s)
         self._holding: Holding | None = None
         self._early = EarlyMessages()
-        self._assigned = settings.stage
         self._changed = Signal()
+        self.placement = Placement(
+            key.peer_id, manifest, settings, ports, discovery=self.discovery, last=last,
+            changed=self._changed, situation=self._situation,
+            report=lambda: self.routing.router.report,
+        )  # fmt: skip
         self._acted: tuple[int, int] = (0, 0)
         self._presence_due = Signal()
 
@@ -90,7 +99,8 @@ class NodeCore:
             nursery.start_soon(self._postbox.run)
             nursery.start_soon(self._be_present)
             nursery.start_soon(self.discovery.run)
-            nursery.start_soon(self._keep)
+            nursery.start_soon(self.placement.run)
+            nursery.start_soon(keep, self._changed, lambda: self._holding)
             nursery.start_soon(self.routing.run)
             if self.leading is not None:
                 nursery.start_soon(self.leading.run)
@@ -118,11 +128,6 @@ class NodeCore:
     def is_syncing(self) -> bool:
         """Whether this node is fetching its stage's state from others."""
         return self._holding is not None and self._holding.sync.is_running
-
-    async def _keep(self) -> None:
-        await self._changed.until(lambda: self._holding is not None)
-        assert self._holding is not None
-        await self._holding.keeper.run()
 
     async def save(self) -> None:
         """The node is being stopped: write its states to disk."""
@@ -179,7 +184,7 @@ class NodeCore:
             self._obey(message)
         elif isinstance(message, FOR_AUTHORITIES):
             self._for_authority(message, envelope.sender)
-        elif isinstance(message, Assign | Dismiss):
+        elif isinstance(message, Assign | Paused):
             if envelope.sender in self._manifest.authorities:
                 self._on_answer(message)
         elif isinstance(message, AVERAGING_MESSAGES):
@@ -202,13 +207,12 @@ class NodeCore:
         elif answer is not None:
             self._postbox.post((sender,), answer)
 
-    def _on_answer(self, message: Assign | Dismiss) -> None:
-        """An authority gives this node a stage, once, or lets it go."""
-        if isinstance(message, Dismiss):
-            self._leave_step()
-        elif self._assigned is None:
-            self._assigned = message.stage
-            self._changed.notify()
+    def _on_answer(self, message: Assign | Paused) -> None:
+        """An authority gives the stage that was asked for, or says that nothing goes on."""
+        if isinstance(message, Assign):
+            return self.placement.on_assign(message.stage)
+        self.pausing.hear(message)
+        return self._leave_step()
 
     def _leave_step(self) -> None:
         """Nobody can end the step in flight: a node that drains does not wait for that."""
@@ -232,6 +236,7 @@ class NodeCore:
     async def _be_present(self) -> None:
         """Every ``presence_s``, and at once when something changed."""
         while True:
+            self.pausing.look()
             presence = self._presence()
             if self.leading is not None:
                 self._for_authority(presence, self._key.peer_id)
@@ -243,7 +248,7 @@ class NodeCore:
 
     def _presence(self) -> Presence:
         return presence_of(
-            self._holding, assigned=self._assigned, capacity=self._settings.capacity,
+            self._holding, placement=self.placement, capacity=self._settings.capacity,
             seen=self._acted, is_draining=self.leaving.is_draining,
             is_restarted=self._is_barred(),
         )  # fmt: skip
@@ -257,6 +262,7 @@ class NodeCore:
             return
         self.decision = decision
         self._journal.decided(decision)
+        self.pausing.end()
         self.routing.on_decision(decision)
         self.discovery.hear_of(decision.members)
         self._network.expect({*decision.members, *self._manifest.authorities})
@@ -269,15 +275,18 @@ class NodeCore:
         self._changed.notify()
 
     async def _live(self) -> None:
-        await self._changed.until(lambda: self._assigned is not None or self.leaving.is_draining)
-        if self._assigned is not None:
-            await self._take_stage(self._assigned)
+        placement, leaving = self.placement, self.leaving
+        await self._changed.until(lambda: placement.stage is not None or leaving.is_draining)
+        if placement.stage is not None:
+            await self._take_stage(placement.stage)
         while not self._may_leave():
             if self.decision is not None and self.decision.order != self._acted:
                 self._acted = self.decision.order
                 self._presence_due.notify()
             holding = self._holding
-            if holding and self.decision and not holding.has_state_of(self.decision):
+            if holding and (stage := placement.goes_to(holding.ctx.stage)):
+                await self._take_stage(stage)
+            elif holding and self.decision and not holding.has_state_of(self.decision):
                 await self._take_state()
             elif self._is_member() and not self._is_barred():
                 await self._work()
@@ -285,7 +294,12 @@ class NodeCore:
                 await self._changed.wait()
 
     async def _take_stage(self, stage: int) -> None:
-        """Make the stage's initial state: a function of the seed, so nobody has to be asked."""
+        """Make the stage's initial state: a function of the seed, so nobody has to be asked.
+
+        The state of another stage goes first, for there may be no room for both.
+        """
+        self._holding = None
+        self._changed.notify()
         state = await self._runner.run("state", lambda: with_digest(self._ports.make_stage(stage)))
         ctx = Context(
             key=self._key, manifest=self._manifest, swarm=self.swarm, network=self._network,
@@ -305,6 +319,9 @@ class NodeCore:
         self._observer.gauge("stage", stage)
         self._presence_due.notify()
         self._changed.notify()
+
+    def _situation(self) -> Situation:
+        return Situation(self.decision, self._is_member(), self.leaving.is_draining)
 
     def _is_barred(self) -> bool:
         """Whether an earlier life of this node worked where the decision wants it."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from protocol.core.holding import Holding
+from protocol.core.placement import Placement
 from protocol.messages import Presence
 
 
 def presence_of(
     holding: Holding | None,
     *,
-    assigned: int | None,
+    placement: Placement,
     capacity: int,
     seen: tuple[int, int],
     is_draining: bool,
     is_restarted: bool,
 ) -> Presence:
-    """Who has no stage yet asks for one; who fetches a state names none."""
-    stage = -1 if assigned is None else assigned
+    """Who has no stage yet names none, and no digest whoever fetches a state."""
+    stage = -1 if placement.stage is None else placement.stage
     state = holding.ctx.state if holding else None
     is_syncing = holding is not None and holding.sync.is_running
     return Presence(
@@ -28,4 +29,6 @@ def presence_of(
         wants_hold=holding is not None and holding.sync.num_runs > 1,
         is_draining=is_draining,
         is_restarted=is_restarted,
+        asks_stage=placement.asks_stage,
+        moves_to=-1 if placement.moves_to is None else placement.moves_to,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.deadlines import Deadlines
+from protocol.joining import MigrationRules
 from protocol.keys import PeerId
 from protocol.routing import RoutingSettings
 
@@ -14,7 +15,8 @@ from protocol.routing import RoutingSettings
 class NodeSettings:
     """What the owner of a node decides: its stage (None: where it is needed most), its room.
 
-    Every so many steps it writes a snapshot, with 0 none. ``cpu_clock`` is the thread's.
+    ``fits`` names the stages that its memory has room for, None for all of them. Every so many
+    steps it writes a snapshot, with 0 none. ``cpu_clock`` is the thread's.
     """
 
     stage: int | None = None
@@ -26,3 +28,5 @@ class NodeSettings:
     wall_clock: Callable[[], float] = lambda: 0.0
     cpu_clock: Callable[[], float] = lambda: 0.0
     routing: RoutingSettings = field(default_factory=RoutingSettings)
+    fits: tuple[int, ...] | None = None
+    migration: MigrationRules = field(default_factory=MigrationRules)

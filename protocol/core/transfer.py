@@ -7,6 +7,7 @@ that the swarm decided makes the whole acceptable.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -115,7 +116,7 @@ class Joiner:
         ctx = self._ctx
         donors = [p for p in decision.roster[ctx.stage] if p != ctx.me]
         ctx.rng.shuffle(donors)
-        donors.sort(key=lambda peer: peer in self._distrusted)  # stable: those come last
+        donors.sort(key=self._distance)  # stable: equals stay shuffled
         if not donors:
             raise PeerGone(f"no other holder of stage {ctx.stage} to fetch the state from")
         data, givers = await self._fetch_chunks(decision, donors)
@@ -127,6 +128,11 @@ class Joiner:
             ctx.observer.count("errors", code=error.code)
             self._distrusted |= givers
             raise ProtocolViolation("a holder sent a state with another digest") from error
+
+    def _distance(self, donor: PeerId) -> tuple[bool, float]:
+        """The nearest first; who once gave a wrong state comes last."""
+        rtt_s = self._ctx.network.rtt_s(donor)
+        return donor in self._distrusted, math.inf if rtt_s is None else rtt_s
 
     async def _fetch_chunks(
         self, decision: Decision, donors: Sequence[PeerId]

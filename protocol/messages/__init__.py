@@ -47,7 +47,7 @@ from protocol.messages.membership import (
     Applied,
     Assign,
     Decision,
-    Dismiss,
+    Paused,
     Prepare,
     Prepared,
     Presence,
@@ -90,7 +90,6 @@ __all__ = [
     "Count",
     "Decision",
     "Digest",
-    "Dismiss",
     "Entry",
     "Failed",
     "FetchBoundary",
@@ -103,6 +102,7 @@ __all__ = [
     "LedgerEntry",
     "Message",
     "Path",
+    "Paused",
     "Peer",
     "Prepare",
     "Prepared",
@@ -129,7 +129,7 @@ __all__ = [
 ALL_MESSAGES: tuple[type[Message], ...] = (
     Presence, Assign, StepOpen, Prepare, Promise, Accept, Accepted, Prepared, Applied, Suspect,
     Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
-    Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Dismiss,
+    Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Paused,
     AverageReport, Computed, HopLost, Resume,
     *ROUTING_MESSAGES,
 )  # fmt: skip

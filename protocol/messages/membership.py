@@ -21,9 +21,11 @@ from protocol.messages.base import (
 class Presence(Message):
     """Node -> authorities, about once a second: who I am, what I hold. Soft state, idempotent.
 
-    ``step`` and ``digest`` name the state that the node holds; ``stage`` -1 asks for a stage;
+    ``step`` and ``digest`` name the state that the node holds; ``stage`` is -1 while it has none;
     ``seen`` is the order (step, term) of the last decision that the node obeys, (0, 0) for none.
     ``is_restarted``: it is a member there and lost what it did in an earlier life.
+    ``asks_stage``: it cannot read the registry, and so not choose a stage itself.
+    ``moves_to``: a member that would serve another stage from the next step on, -1 for none.
     """
 
     kind: Literal["presence"] = "presence"
@@ -34,19 +36,27 @@ class Presence(Message):
     wants_hold: bool = False
     is_draining: bool = False
     is_restarted: bool = False
+    asks_stage: bool = False
+    moves_to: Annotated[int, Field(ge=-1, lt=4096)] = -1
 
 
 class Assign(Message):
-    """Authority -> node without a stage: serve this one."""
+    """Authority -> node that asks for a stage, because it cannot choose one: serve this one."""
 
     kind: Literal["assign"] = "assign"
     stage: Stage
 
 
-class Dismiss(Message):
-    """Authority -> node that drains: the step in flight cannot end, do not wait for it."""
+class Paused(Message):
+    """Authority -> node, in answer to each Presence meanwhile: the step in flight cannot end.
 
-    kind: Literal["dismiss"] = "dismiss"
+    ``deserted`` stages have no living holder, ``stateless`` ones none with the state that the step
+    starts from. Who drains does not wait for the step.
+    """
+
+    kind: Literal["paused"] = "paused"
+    deserted: Annotated[tuple[Stage, ...], Field(max_length=4096)] = ()
+    stateless: Annotated[tuple[Stage, ...], Field(max_length=4096)] = ()
 
 
 class Share(BaseModel):

@@ -18,7 +18,9 @@ from protocol.manifest import Manifest
 from protocol.messages import Decision, Prepared, Presence, Share, Suspect
 from protocol.step.candidate import Candidate
 from protocol.step.decision import share_slots
+from protocol.step.moves import next_roster
 from protocol.step.newcomers import Newcomers
+from protocol.step.pausing import StateWatch, lacking_state
 from protocol.step.restarts import Restart, after_restart
 from protocol.step.suspicion import Suspicions
 
@@ -49,6 +51,10 @@ class Membership:
     watching_since: float = -math.inf
     held_since: float | None = None
     next_hold_at: float = -math.inf
+    states: StateWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.states = StateWatch(self.deadlines.session_silence_s)
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -101,9 +107,9 @@ class Membership:
                 known.hold_until, self.next_hold_at = None, -math.inf
 
     def assign(self, peer: PeerId, now: float) -> int:
-        """Choose the stage with the fewest nodes for a newcomer (the lowest among equals).
+        """Choose the stage with the fewest nodes for a newcomer that cannot choose itself.
 
-        A member that forgot its stage gets the same one again.
+        The lowest among equals; a member that forgot its stage gets the same one again.
         """
         newcomer = self.candidates.get(peer) or Candidate.unknown(now)
         if newcomer.assigned is None and self.current is not None:
@@ -157,6 +163,13 @@ class Membership:
             return ()
         gone = self._gone_members(now)
         return tuple(k for k, holders in enumerate(self.current.roster) if not set(holders) - gone)
+
+    def stateless_stages(self, now: float) -> tuple[int, ...]:
+        """Stages whose living members all lack the state: they wait for one that has it."""
+        if self.current is None:
+            return ()
+        lacking = lacking_state(self.current, self.candidates)
+        return self.states.stages(self.current, self._gone_members(now), lacking, now)
 
     # --- rules -----------------------------------------------------------------------------
 
@@ -230,17 +243,7 @@ class Membership:
     def _lagging(self) -> set[PeerId]:
         """Members that know the current decision and do not hold the state it starts from."""
         assert self.current is not None
-        lagging: set[PeerId] = set()
-        for stage, holders in enumerate(self.current.roster):
-            wanted = (stage, self.current.step, self.current.digests[stage])
-            for peer in holders:
-                known = self.candidates.get(peer)
-                if known is None or tuple(known.presence.seen) != self.current.order:
-                    continue
-                held = known.presence
-                if (held.stage, held.step, held.digest) != wanted:
-                    lagging.add(peer)
-        return self._removable(lagging)
+        return self._removable(lacking_state(self.current, self.candidates))
 
     def _odd_ones(self) -> set[PeerId]:
         """Members whose prepared digest is not the one that most of their stage agree on."""
@@ -346,19 +349,12 @@ class Membership:
 
     def _next_step(self, now: float) -> Decision:
         assert self.current is not None
-        roster = [self._without_draining(holders) for holders in self.current.roster]
+        living = {peer for peer in self.candidates if self._lives(peer, now)}
+        roster = next_roster(self.current.roster, self.candidates, living)
         digests = [self.prepared[holders[0]].digest for holders in roster]
         step = self.current.step + 1
         is_final = step >= self.manifest.training.steps
         return self._decision(step, self.current.term + 1, roster, digests, is_final=is_final)
-
-    def _without_draining(self, holders: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        staying = tuple(p for p in holders if not self._drains(p))
-        return staying or tuple(holders)
-
-    def _drains(self, peer: PeerId) -> bool:
-        known = self.candidates.get(peer)
-        return known is not None and known.presence.is_draining
 
     def _decision(
         self,

@@ -70,10 +70,10 @@ def test_a_quiet_swarm_loses_nothing_and_issues_nothing_twice() -> None:
     assert all(len(slots) == 8 for slots in check_exactly_once(result.moves))
 
 
-def test_a_volunteer_is_given_a_stage_and_joins_by_state_transfer() -> None:
-    signed = manifest_of(steps=12)
+def test_a_volunteer_finds_a_stage_and_joins_by_state_transfer() -> None:
+    signed = manifest_of(steps=40)
     plans = (NodePlan(0), NodePlan(1), NodePlan(2), NodePlan(2), NodePlan(None, joins_at_s=1.5))
-    simulation = toy_swarm(steps=12, plans=plans)
+    simulation = toy_swarm(steps=40, plans=plans)
     assert simulation.manifest == signed
     result = simulation.run()
     check_law(signed.manifest, result.moves)

@@ -78,7 +78,7 @@ async def test_no_message_ends_a_core_or_moves_its_state(
         await trio.sleep(1.0)
     await trio.sleep(60.0)
     assert digest_of(node) == before
-    # an authority's Dismiss lets a node go that drains
+    # an authority's Paused lets a node go that drains
     assert node.core.member is member or state is draining
     nursery.cancel_scope.cancel()
 

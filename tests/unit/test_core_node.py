@@ -190,17 +190,22 @@ async def test_parts_of_a_sum_are_taken_from_holders_of_the_stage(
 async def test_only_an_authority_assigns_a_stage_and_only_once(nursery, autojump_clock) -> None:
     node = Node(nursery, stage=None)
     node.hear(D, Assign(step=0, stage=2))
-    assert node.core._assigned is None
+    assert node.core.placement.stage is None
     node.hear(A, Assign(step=0, stage=1))
     node.hear(A, Assign(step=0, stage=2))
-    assert node.core._assigned == 1
+    assert node.core.placement.stage == 1
 
 
-async def test_an_authority_without_a_stage_assigns_one_to_itself(nursery, autojump_clock) -> None:
+async def test_an_authority_assigns_a_stage_to_whoever_asks(nursery, autojump_clock) -> None:
     authority = Node(nursery, index=0, stage=None)
     authority.core._for_authority(authority.core._presence(), A)
-    assert authority.core._assigned == 1
-    authority.hear(ME, Presence(step=0, stage=-1, capacity=1, digest=None))
+    assert authority.core.placement.stage is None
+    authority.core.placement.asks_stage = True
+    authority.core._for_authority(authority.core._presence(), A)
+    assert authority.core.placement.stage == 1
+    absent = Presence(step=0, stage=-1, capacity=1, digest=None)
+    authority.hear(ME, absent)
+    authority.hear(ME, absent.model_copy(update={"asks_stage": True}))
     nursery.start_soon(authority.core._postbox.run)
     await trio.testing.wait_all_tasks_blocked()
     assert [(peer, m.stage) for peer, m, _ in authority.network.sent] == [(ME, 2)]
