@@ -20,6 +20,7 @@ MAX_OFFERS = 64  # data nodes that one message speaks of
 MAX_SPARE = 16  # units that one offer prices
 MAX_HOPS = 64  # vertices of a label
 MAX_LABELS = 8  # of one message
+MAX_UNITS = 64  # of one state
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Delta = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
@@ -38,6 +39,8 @@ Vertex = tuple[PeerId, bool]
 Hop = tuple[Peer, bool, EdgeId, Delta]
 HopPath = Annotated[tuple[Hop, ...], Field(max_length=MAX_HOPS)]
 LabelKey = tuple[PeerId, bool, bool]  # target, is rooted at the sink, is of the out side
+# Target; the peer before, edge id and link cost; the peer after, edge id and link cost.
+Unit = tuple[Peer, Peer, EdgeId, Seconds, Peer, EdgeId, Seconds]
 Change = tuple[bool, Peer, Peer, Peer, EdgeId]  # is_add, upstream, downstream, target, edge id
 Changes = Annotated[tuple[Change, ...], Field(min_length=1, max_length=MAX_HOPS)]
 
@@ -158,6 +161,18 @@ def make_label(path: tuple[Hop, ...]) -> Label | None:
     return Label(path[0][3], path, {(hop[0], hop[1]): i for i, hop in enumerate(path)})
 
 
+class FlowState(RoutingMessage):
+    """To a peer of my own stage: the units that I pass on, so that it can find a better exchange.
+
+    ``reach`` gives what links to peers of the next stage cost me.
+    """
+
+    kind: Literal["flow_state"] = "flow_state"
+    units: Annotated[tuple[Unit, ...], Field(max_length=MAX_UNITS)]
+    reach: Annotated[tuple[tuple[Peer, Seconds], ...], Field(max_length=MAX_UNITS)]
+    num_free: Count
+
+
 class TokenPrepare(RoutingMessage):
     """Initiator -> everyone whose edges a token changes: lock them, and say what it costs.
 
@@ -182,7 +197,7 @@ class TokenVote(RoutingMessage):
 
 
 class TokenEnd(RoutingMessage):
-    """Initiator -> participants: apply the changes, whose edge ids and costs these are, or abort."""
+    """Initiator -> participants: apply the changes, with these edge ids and costs, or abort."""
 
     kind: Literal["token_end"] = "token_end"
     token: EdgeId
@@ -199,5 +214,5 @@ class TokenAsk(RoutingMessage):
 
 ROUTING_MESSAGES: tuple[type[RoutingMessage], ...] = (
     FlowIntroduce, FlowOffers, FlowRequest, FlowAnswer, FlowCosts, FlowCheck, FlowRelease,
-    FlowLabels, TokenPrepare, TokenVote, TokenEnd, TokenAsk,
+    FlowLabels, TokenPrepare, TokenVote, TokenEnd, TokenAsk, FlowState,
 )  # fmt: skip

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.keys import PeerId
 from protocol.messages import Message
@@ -22,12 +23,14 @@ from protocol.messages.routing import (
     FlowOffers,
     FlowRelease,
     FlowRequest,
+    FlowState,
     TokenAsk,
     TokenEnd,
     TokenPrepare,
     TokenVote,
 )
 from protocol.routing.context import Context, Costs, Send
+from protocol.routing.exchange import Exchange
 from protocol.routing.growth import Growth
 from protocol.routing.healing import Healing
 from protocol.routing.labels import Labels
@@ -73,6 +76,8 @@ class FlowNode:
         self._healing = Healing(self._ctx)
         self._labels = Labels(self._ctx)
         self._tokens = Tokens(self._ctx, self._labels)
+        self._exchange = Exchange(self._ctx, self._tokens)
+        self._handle = self._handlers()
         self._phase = rng.randrange(settings.refresh_ticks)
 
     # -- what happens to it
@@ -91,42 +96,51 @@ class FlowNode:
     def handle(self, sender: PeerId, message: Message, now: float) -> list[Send]:
         """Take a message of the router; any other is ignored, and so is a stranger's."""
         ctx = self._begin(now)
-        if sender in ctx.view.known:
-            self._dispatch(sender, message)
+        handler = self._handle.get(type(message))
+        if handler is not None and sender in ctx.view.known:
+            handler(sender, message)
         return ctx.flush()
 
-    def _dispatch(self, sender: PeerId, message: Message) -> None:
-        match message:
-            case FlowOffers():
-                self._note_compute(sender, message.compute_s)
-                self._growth.heard_offers(sender, message.offers)
-            case FlowCosts():
-                self._healing.on_costs(sender, message)
-            case FlowRequest():
-                self._growth.on_request(sender, message)
-                self._healing.tell_costs(only_life=True)
-            case FlowAnswer():
-                self._growth.on_answer(sender, message)
-                self._healing.tell_costs(only_life=True)
-            case FlowRelease():
-                self._healing.on_release(sender, message)
-                self._growth.wake()
-            case FlowCheck():
-                self._healing.on_check(sender, message)
-            case FlowLabels():
-                self._labels.on_labels(sender, message)
-            case TokenPrepare():
-                self._tokens.on_prepare(sender, message)
-            case TokenVote():
-                self._tokens.on_vote(sender, message)
-            case TokenEnd():
-                self._tokens.on_end(sender, message)
-            case TokenAsk():
-                self._tokens.on_ask(sender, message)
-            case FlowIntroduce():
-                self._on_introduce(sender, message)
-            case _:
-                pass
+    def _handlers(self) -> dict[type[Message], Callable[[PeerId, Any], None]]:
+        return {
+            FlowIntroduce: self._on_introduce,
+            FlowOffers: self._on_offers,
+            FlowRequest: self._on_request,
+            FlowAnswer: self._on_answer,
+            FlowCosts: self._healing.on_costs,
+            FlowRelease: self._on_release,
+            FlowCheck: self._healing.on_check,
+            FlowLabels: self._labels.on_labels,
+            FlowState: self._exchange.on_state,
+            TokenPrepare: self._tokens.on_prepare,
+            TokenVote: self._tokens.on_vote,
+            TokenEnd: self._tokens.on_end,
+            TokenAsk: self._tokens.on_ask,
+        }
+
+    # What makes a route grow goes on at once, so that it grows in round trips and not in ticks.
+
+    def _on_offers(self, sender: PeerId, message: FlowOffers) -> None:
+        self._note_compute(sender, message.compute_s)
+        self._growth.heard_offers(sender, message.offers)
+        if message.offers:
+            self._growth.ask()
+
+    def _on_request(self, sender: PeerId, message: FlowRequest) -> None:
+        self._growth.on_request(sender, message)
+        self._healing.tell_costs(only_life=True)
+
+    def _on_answer(self, sender: PeerId, message: FlowAnswer) -> None:
+        self._growth.on_answer(sender, message)
+        self._healing.tell_costs(only_life=True)
+        self._growth.tell_offers()
+        if message.refused:
+            self._growth.ask()
+
+    def _on_release(self, sender: PeerId, message: FlowRelease) -> None:
+        self._healing.on_release(sender, message)
+        self._growth.wake()
+        self._growth.ask()
 
     def tick(self, now: float) -> list[Send]:
         """Do what is due every ``settings.tick_s``."""
@@ -140,6 +154,7 @@ class FlowNode:
         self._growth.ask()
         self._tokens.tick()
         self._improve()
+        self._exchange.tick()
         self._healing.tell_costs()
         self._growth.tell_offers()
         self._labels.tell()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from protocol.keys import PeerId
 from protocol.messages.routing import (
@@ -300,7 +301,7 @@ class Labels:
 def changes_of(hops: tuple[Hop, ...], target: PeerId) -> tuple[Change, ...]:
     """The edges that a walk adds and gives up; a step inside one node changes no edge."""
     changes: list[Change] = []
-    for (a, a_out, edge_id, _), (b, _b_out, _, _) in zip(hops, hops[1:], strict=False):
+    for (a, a_out, edge_id, _), (b, _b_out, _, _) in pairwise(hops):
         if a != b and a_out:
             changes.append((True, a, b, target, 0))
         elif a != b:

@@ -27,6 +27,12 @@ class RoutingSettings(BaseModel):
     grace_ticks: PositiveInt = 2
     refresh_ticks: PositiveInt = 12
     forget_ticks: PositiveInt = 60
+    # exchange and annealing: T0 is ``heat`` times the mean link cost
+    exchange_chance: NonNegativeFloat = 0.2
+    heat: NonNegativeFloat = 0.1
+    cooling: PositiveFloat = 0.95
+    cooling_per_tick: PositiveFloat = 0.93
+    bar_ticks: PositiveInt = 5
     # labels and tokens
     min_hops: PositiveInt = 24
     label_refresh_ticks: PositiveInt = 20

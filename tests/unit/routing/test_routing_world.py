@@ -9,7 +9,7 @@ import pytest
 
 from protocol.keys import PeerId
 from protocol.messages import Message
-from protocol.messages.routing import FlowCheck
+from protocol.messages.routing import FlowRelease
 from protocol.routing.flow_node import Send
 from protocol.simulation.routing import world as world_module
 from protocol.simulation.routing.families import Family
@@ -39,15 +39,15 @@ class Witness:
         return []
 
     def handle(self, sender: PeerId, message: Message, now: float) -> list[Send]:
-        assert isinstance(message, FlowCheck)
-        self.heard.append((now, sender, self.me, message.outs[0]))
+        assert isinstance(message, FlowRelease)
+        self.heard.append((now, sender, self.me, message.cancelled[0]))
         return []
 
     def tick(self, now: float) -> list[Send]:
         """Two messages at once: order shows. The second number is the time in ms."""
         self.count += 2
         peer = peer_at((world_module.INDEX[self.me] + 1) % SMALL.num_nodes)
-        return [Send(peer, FlowCheck(outs=(n, int(now * 1e3)), ins=())) for n in (1, 2)]
+        return [Send(peer, FlowRelease(cancelled=(n, int(now * 1e3)))) for n in (1, 2)]
 
     def lose(self, peer: PeerId, now: float) -> list[Send]:
         self.lost.append((now, self.me, peer))
