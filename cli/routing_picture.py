@@ -29,7 +29,7 @@ def draw_network(path: FilePath, trial: Trial) -> None:
     network, last = trial.network, trial.last
     columns = _columns(trial)
     tallest = max(map(len, columns))
-    size = (max(8.0, 1.25 * len(columns)), min(14.0, max(4.2, 0.55 * tallest + 1.8)))
+    size = (max(8.0, 1.25 * len(columns)), min(14.0, max(4.2, 0.55 * tallest + 1.4)))
     figure = _figure(size)
     axes = figure.add_subplot()
     places = _places(columns)
@@ -37,8 +37,8 @@ def draw_network(path: FilePath, trial: Trial) -> None:
     _draw_nodes(axes, trial, places, tallest)
     for x in range(len(columns)):
         head = "data" if x in (0, len(columns) - 1) else f"stage {x}"
-        axes.annotate(head, (x, 1.09), ha="center", va="bottom", color=_INK, fontsize=9)
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-1.16, 1.2))
+        axes.annotate(head, (x, 1.0), ha="center", va="bottom", color=_INK, fontsize=9)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-1.0, 1.0 + 0.9 / size[1]))
     axes.axis("off")
     axes.set_title(
         f"{network.num_nodes} nodes, {last.worth.flow} of {last.best.flow} flows by "
@@ -221,8 +221,10 @@ def _draw_excess(axes: Axes, trial: Trial, ticks: Sequence[int]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     whole = [max(_FLOOR_PERCENT, 100 * (p.ratio - 1)) if p.is_full else nan for p in trial.points]
+    # A few cheap flows tell nothing about the cost of all.
     partly = [
-        max(_FLOOR_PERCENT, 100 * (p.ratio - 1)) if p.worth.flow else nan for p in trial.points
+        max(_FLOOR_PERCENT, 100 * (p.ratio - 1)) if 2 * p.worth.flow >= p.best.flow else nan
+        for p in trial.points
     ]
     axes.plot(ticks, partly, color=_FAINT, lw=0.9, ls=":", label="some flows are missing")
     axes.plot(ticks, whole, color=_COLOURS[0], lw=1.6, label=f"{trial.policy}, all that can flow")
