@@ -19,6 +19,7 @@ from protocol.simulation.routing.families import (
 )
 from protocol.simulation.routing.network import RoutingNetwork
 from protocol.simulation.routing.policies import POLICIES
+from protocol.simulation.routing.regions import SKIPPIPE
 from protocol.simulation.routing.routes import worth
 from protocol.simulation.routing.trial import Script, Trial, run_trial
 from protocol.simulation.routing.world import WorldOptions
@@ -31,7 +32,7 @@ FAMILIES: dict[str, Callable[[int], RoutingNetwork]] = {
     "N=97, cap 1-5, d 20-100": N97.network,
     "N=97, cap 1-20, d 1-100": N97_WIDE.network,
     "N=97, ten regions": lambda seed: in_regions(97, 8, seed),
-    "N=19, ten regions": lambda seed: in_regions(19, 6, seed),
+    "N=97, twelve locations": lambda seed: in_regions(97, 8, seed, regions=SKIPPIPE),
     "N=97, ten regions, home links": lambda seed: at_home(in_regions(97, 8, seed), seed),
     "N=100, 4 data nodes": Family(100, num_data_nodes=4).network,
     "N=100, 4 data nodes, ten regions": lambda seed: in_regions(100, 8, seed, num_data_nodes=4),
@@ -84,6 +85,7 @@ def _numbers(network: RoutingNetwork, trial: Trial) -> dict[str, Any]:
         "ratio": last.ratio,
         "fair_mean_s": fair.mean_s,
         "curve": {p.tick: p.ratio for p in points if p.tick in CURVE_TICKS and p.is_full},
+        "held": sum(p.is_full for p in points[-quarter:]) / quarter,
         "to_max_flow": trial.rounds_to_max_flow,
         "to_converge": trial.rounds_to_converge,
         "recovered": change.recovered if change else None,

@@ -28,14 +28,12 @@ class WorldOptions:
     """How the world treats messages and news.
 
     ``loss``: part of the messages that never arrive; ``jitter``: what a message may take longer, as
-    a part of the latency; ``detect_s``: the longest until a crash or a newcomer is noticed;
-    ``known_per_stage``: how many peers of each stage a node is told of (None: all).
+    a part of the latency; ``detect_s``: the longest until a crash or a newcomer is noticed.
     """
 
     loss: float = 0.01
     jitter: float = 0.1
     detect_s: float = 4.0
-    known_per_stage: int | None = None
     settings: RoutingSettings = field(default_factory=RoutingSettings)
 
 
@@ -177,27 +175,10 @@ class RoutingWorld:
             # Everybody's first tick is at another time, so that nobody acts in step.
             self._at(self.now + self._rng.random() * self.tick_s, self._tick, resident)
 
-    def _told(self, resident: Resident, known: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
-        """What one node is told of: all, or a few of each stage."""
-        limit = self.options.known_per_stage
-        if limit is None:
-            return known
-        by_stage: dict[int, list[PeerId]] = {}
-        for peer, stage in known.items():
-            by_stage.setdefault(stage, []).append(peer)
-        picked = [
-            peer
-            for peers in by_stage.values()
-            for peer in (peers if len(peers) <= limit else self._rng.sample(peers, limit))
-        ]
-        return {peer: known[peer] for peer in picked}
-
     # --- what happens ----------------------------------------------------------------------
 
     def _learn(self, resident: Resident, known: Mapping[PeerId, int]) -> None:
-        others = {
-            p: s for p, s in self._told(resident, known).items() if INDEX[p] != resident.index
-        }
+        others = {p: s for p, s in known.items() if INDEX[p] != resident.index}
         self._act(resident, lambda: resident.node.set_peers(others, self.now))
 
     def _lose(self, resident: Resident, peer: PeerId) -> None:

@@ -130,11 +130,6 @@ def test_who_is_back_already_is_not_lost(witnessed: type[Witness]) -> None:
     assert witnessed.lost == []
 
 
-def test_a_node_may_be_told_of_a_few_peers_only(witnessed: type[Witness]) -> None:
-    RoutingWorld(network(), 1, WorldOptions(known_per_stage=2))
-    assert {count for _, _, count in witnessed.known} <= {6, 7}
-
-
 def test_flows_fill_the_network_and_the_invariants_hold() -> None:
     net = network(2)
     world = RoutingWorld(net, 2, WorldOptions(loss=0.01))
@@ -181,6 +176,18 @@ def test_a_burst_is_healed_and_told() -> None:
     assert trial.last.worth.flow == trial.last.best.flow == change.best.flow
     assert set(trial.alive) >= {i for route in trial.routes for i in route.holders}
     assert trial.rounds_to_max_flow is not None
+
+
+def test_who_drains_hands_its_flows_over_before_it_goes() -> None:
+    net = network(7)
+    world = RoutingWorld(net, 7, WorldOptions(loss=0.0))
+    world.run_until(QUIET_TICKS * world.tick_s)
+    leaver = max(net.holders_of(2), key=lambda i: len(world.residents[i].node.inflows))
+    others = [i for i in range(net.num_nodes) if i != leaver]
+    world.drain(leaver)
+    world.run_until(2 * QUIET_TICKS * world.tick_s)
+    assert world.residents[leaver].node.inflows == ()
+    assert len(whole_routes(world)) == net.max_flow(others)
 
 
 def test_churn_brings_back_who_left() -> None:
