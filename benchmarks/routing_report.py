@@ -63,9 +63,9 @@ def _cost(results: Sequence[Result]) -> str:
 
 _COST_NOTE = """\
 `greedy` knows everything and takes the cheapest path that is left, again and again. Pairs of ticks
-are the median and the most; held: how much of the last quarter's ticks all that can flow did, a flow
-counting only while both ends of all its links agree, which they do not in the middle of a change;
-settled means within 0.1 % of the cost at the end."""
+are the median and the most. Held: how much of the last quarter's ticks all that can flow did; a
+flow counts only while both ends of all its links agree, which they do not in the middle of a
+change. Settled: within 0.1 % of the cost at the end."""
 
 
 def _curves(results: Sequence[Result]) -> str:
