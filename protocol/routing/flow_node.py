@@ -33,7 +33,7 @@ from protocol.routing.context import Context, Costs, Send
 from protocol.routing.exchange import Exchange
 from protocol.routing.growth import Growth
 from protocol.routing.healing import Healing
-from protocol.routing.labels import Labels
+from protocol.routing.labels import Cycle, Labels
 from protocol.routing.settings import RoutingSettings
 from protocol.routing.tables import FlowTable, InEdge, OutEdge
 from protocol.routing.tokens import Tokens
@@ -78,6 +78,7 @@ class FlowNode:
         self._tokens = Tokens(self._ctx, self._labels)
         self._exchange = Exchange(self._ctx, self._tokens)
         self._handle = self._handlers()
+        self._improve_at = 0.0
         self._phase = rng.randrange(settings.refresh_ticks)
 
     # -- what happens to it
@@ -99,6 +100,8 @@ class FlowNode:
         handler = self._handle.get(type(message))
         if handler is not None and sender in ctx.view.known:
             handler(sender, message)
+            if ctx.now >= self._improve_at:
+                self._improve()
         return ctx.flush()
 
     def _handlers(self) -> dict[type[Message], Callable[[PeerId, Any], None]]:
@@ -153,11 +156,10 @@ class FlowNode:
             ctx.changed("paired its flows anew")
         self._growth.ask()
         self._tokens.tick()
-        self._improve()
         self._exchange.tick()
+        self._improve()
         self._healing.tell_costs()
         self._growth.tell_offers()
-        self._labels.tell()
         self._healing.check()
         return ctx.flush()
 
@@ -231,8 +233,18 @@ class FlowNode:
     # -- parts
 
     def _improve(self) -> None:
-        """Renew the labels; begin a token for a cycle, or for an orphan that finds no offer."""
-        ctx, cycles = self._ctx, self._labels.compute()
+        """Renew the labels and tell them; begin a token for what they show.
+
+        This goes on between ticks too, so that news of a change outruns tokens for old cycles.
+        """
+        ctx = self._ctx
+        self._improve_at = ctx.now + ctx.settings.label_gap * ctx.settings.tick_s
+        cycles = self._labels.compute()
+        self._launch(cycles)
+        self._labels.tell()
+
+    def _launch(self, cycles: list[Cycle]) -> None:
+        ctx = self._ctx
         if not self._tokens.is_idle():
             return
         for target in self._growth.stuck():

@@ -35,6 +35,7 @@ class RoutingSettings(BaseModel):
     bar_ticks: PositiveInt = 5
     # labels and tokens
     min_hops: PositiveInt = 24
+    label_gap: PositiveFloat = 0.15
     label_refresh_ticks: PositiveInt = 20
     vote_ticks: PositiveInt = 2
     ask_ticks: PositiveInt = 1

@@ -66,7 +66,7 @@ class Tokens:
         self._labels = labels
         self._led: dict[int, Led] = {}
         self._held: dict[int, Held] = {}
-        self._rest_until = 0
+        self._rest_until = 0.0
         self.num_applied = 0
         self.num_aborted = 0
 
@@ -75,7 +75,7 @@ class Tokens:
     def is_idle(self) -> bool:
         """Whether it may begin another token."""
         is_leading = any(led.verdict is None for led in self._led.values())
-        return not is_leading and self._ctx.tick >= self._rest_until
+        return not is_leading and self._ctx.now >= self._rest_until
 
     def launch(self, cycle: Cycle, limit_s: float, why: str) -> None:
         """Ask everyone whom ``cycle`` touches; this node too."""
@@ -124,7 +124,7 @@ class Tokens:
             ctx.changed(led.why)
         else:
             self.num_aborted += 1
-            self._rest_until = ctx.tick + ctx.rng.randint(1, 3)
+            self._rest_until = ctx.now + ctx.settings.tick_s * ctx.rng.uniform(0.2, 1.0)
 
     def on_ask(self, sender: PeerId, ask: TokenAsk) -> None:
         """Repeat the verdict; a token that nobody knows was aborted."""
