@@ -37,7 +37,7 @@ _NODES, _STAGES, _DATA_NODES = 33, 8, 1
 @app.command("routing")
 def routing(
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes, data nodes included (33).", min=2, max=10_000)
+        int | None, typer.Option(help="Nodes, data nodes included (33).", min=2, max=5000)
     ] = None,
     stages: Annotated[int | None, typer.Option(help="Stages (8).", min=1, max=1000)] = None,
     data_nodes: Annotated[int | None, typer.Option(help="Data nodes (1).", min=1, max=1000)] = None,

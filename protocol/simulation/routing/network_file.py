@@ -11,7 +11,7 @@ from protocol.errors import ConfigError
 from protocol.manifest import explain
 from protocol.simulation.routing.network import RoutingNetwork, assign_stages
 
-MAX_NODES = 10_000
+MAX_NODES = 5_000
 _HINT = "Correct the network file; docs/network-file.md describes it."
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]

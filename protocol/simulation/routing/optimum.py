@@ -3,13 +3,16 @@
 With one data node it is a minimum-cost maximum flow, whose vertices are whole numbers. With
 several, each flow has to return to its own, which makes it a multicommodity problem: the program's
 cost is then a lower bound, and whole flows may not reach it.
+
+Most links are never used, so the program begins with the cheapest ones of each node and adds those
+that could still lower the cost, by their reduced costs, until there is none: the result is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +20,13 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
-from protocol.simulation.routing.network import RoutingNetwork
+from protocol.simulation.routing.network import Matrix, RoutingNetwork
+from protocol.simulation.routing.policies import greedy
 
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+_CHEAPEST = 8  # links of a node, in each direction, to begin with
+_TOLERANCE = 1e-7  # of the dearest link: a reduced cost below it is none
 
 
 class Optimum(NamedTuple):
@@ -39,11 +46,9 @@ def optimum(network: RoutingNetwork, alive: Collection[int] | None = None) -> Op
     flow = network.max_flow(alive)
     if flow == 0:
         return Optimum(0, 0.0)
-    program = _Program(network, range(network.num_nodes) if alive is None else alive)
-    return Optimum(flow, program.least_cost(flow))
+    return Optimum(flow, _Program(network, alive or range(network.num_nodes), flow).least_cost())
 
 
-@dataclass
 class _Program:
     """min cost.x over arcs (data node k, link i -> j), subject to what follows.
 
@@ -52,67 +57,97 @@ class _Program:
     - what leaves data node k is at most its demand, and all of them together send ``flow``.
     """
 
-    network: RoutingNetwork
-    alive: Collection[int]
-    tails: list[Indices] = field(default_factory=list)
-    heads: list[Indices] = field(default_factory=list)
-    owners: list[Indices] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        present = set(self.alive)
+    def __init__(self, network: RoutingNetwork, alive: Collection[int], flow: int) -> None:
+        self._network, self._flow = network, flow
+        present = set(alive)
         stages = [
-            np.array([i for i in self.network.holders_of(s) if i in present], dtype=np.int64)
-            for s in range(self.network.num_stages + 1)
+            np.array([i for i in network.holders_of(s) if i in present], dtype=np.int64)
+            for s in range(network.num_stages + 1)
         ]
+        self._num_data_nodes = len(stages[0])
+        arcs: list[tuple[Indices, Indices, Indices, Mask]] = []
         for k, node in enumerate(stages[0]):
             own = np.array([node])
-            layers = [own, *stages[1:], own]
-            for tails, heads in pairwise(layers):
-                self.tails.append(np.repeat(tails, len(heads)))
-                self.heads.append(np.tile(heads, len(tails)))
-                self.owners.append(np.full(len(tails) * len(heads), k))
-        self.num_data_nodes = len(stages[0])
+            for tails, heads in pairwise([own, *stages[1:], own]):
+                cheap = _cheapest(network.cost_s[np.ix_(tails, heads)]).ravel()
+                owners = np.full(cheap.size, k)
+                arcs.append(
+                    (owners, np.repeat(tails, len(heads)), np.tile(heads, len(tails)), cheap)
+                )
+        self._owners, self._tails, self._heads, self._is_in = map(
+            np.concatenate, zip(*arcs, strict=True)
+        )
+        self._cost_s = network.cost_s[self._tails, self._heads]
+        self._add_feasible(present, stages[0])
 
-    def least_cost(self, flow: int) -> float:
+    def _add_feasible(self, present: set[int], data_nodes: Indices) -> None:
+        """Add the links of some maximum flow: with the cheapest links alone there may be none."""
+        size, owner = self._network.num_nodes, {int(node): k for k, node in enumerate(data_nodes)}
+        routes = greedy(self._network, sorted(present), Random(0))  # noqa: S311 - it draws nothing
+        hops = {(owner[r.data_node] * size + i) * size + j for r in routes for i, j in r.hops}
+        keys = (self._owners * size + self._tails) * size + self._heads
+        self._is_in |= np.isin(keys, np.fromiter(hops, dtype=np.int64))
+
+    def least_cost(self) -> float:
         """Solve it; return the total cost in s."""
-        network = self.network
-        tails, heads, owners = map(np.concatenate, (self.tails, self.heads, self.owners))
-        arcs = np.arange(len(tails))
-        stages, num_nodes = np.array(network.stages), network.num_nodes
-        into, out_of = stages[heads] > 0, stages[tails] > 0
-        balance = _rows(
-            np.concatenate([owners[into], owners[out_of]]) * num_nodes
-            + np.concatenate([heads[into], tails[out_of]]),
+        equal, at_most = self._rows(np.arange(len(self._tails)))
+        room = np.where(
+            np.array(self._network.stages) > 0, self._network.capacities, self._network.demands
+        )
+        goal = np.append(np.zeros(equal.shape[0] - 1), self._flow)
+        tolerance_s = _TOLERANCE * float(self._cost_s.max())
+        while True:
+            arcs = np.flatnonzero(self._is_in)
+            solution = linprog(
+                self._cost_s[arcs],
+                A_ub=at_most[:, arcs],
+                b_ub=room,
+                A_eq=equal[:, arcs],
+                b_eq=goal,
+                method="highs",
+            )
+            assert solution.status == 0, solution.message
+            worth_s = solution.eqlin.marginals @ equal + solution.ineqlin.marginals @ at_most
+            missing = (self._cost_s - worth_s < -tolerance_s) & ~self._is_in
+            if not missing.any():
+                return float(solution.fun)
+            self._is_in |= missing
+
+    def _rows(self, arcs: Indices) -> tuple[csr_array, csr_array]:
+        """Return the equations (balances, then the total flow) and the limits, over all arcs."""
+        stages, size = np.array(self._network.stages), self._network.num_nodes
+        into, out_of = stages[self._heads] > 0, stages[self._tails] > 0
+        leaves = ~out_of
+        balance = _sparse(
+            np.concatenate([self._owners[into], self._owners[out_of]]) * size
+            + np.concatenate([self._heads[into], self._tails[out_of]]),
             np.concatenate([arcs[into], arcs[out_of]]),
             np.concatenate([np.ones(into.sum()), -np.ones(out_of.sum())]),
-            (self.num_data_nodes * num_nodes, len(arcs)),
+            (self._num_data_nodes * size, len(arcs)),
         )
-        leaves = ~out_of
-        total = _rows(np.zeros(leaves.sum()), arcs[leaves], np.ones(leaves.sum()), (1, len(arcs)))
+        ones = np.ones(leaves.sum())
+        total = _sparse(np.zeros(len(ones), dtype=np.int64), arcs[leaves], ones, (1, len(arcs)))
         # A holder's row counts what enters it; a data node's what leaves it.
-        load = _rows(
-            np.concatenate([heads[into], tails[leaves]]),
+        load = _sparse(
+            np.concatenate([self._heads[into], self._tails[leaves]]),
             np.concatenate([arcs[into], arcs[leaves]]),
             np.ones(into.sum() + leaves.sum()),
-            (num_nodes, len(arcs)),
+            (size, len(arcs)),
         )
-        room = np.where(stages > 0, network.capacities, network.demands)
-        solution = linprog(
-            network.cost_s[tails, heads],
-            A_ub=load,
-            b_ub=room,
-            A_eq=vstack([balance, total]),
-            b_eq=np.append(np.zeros(balance.shape[0]), flow),
-            method="highs",
-        )
-        assert solution.status == 0, solution.message
-        return float(solution.fun)
+        return csr_array(vstack([balance, total])).tocsc(), load.tocsc()
 
 
-def _rows(
-    rows: npt.NDArray[np.float64] | Indices,
-    columns: Indices,
-    values: npt.NDArray[np.float64],
-    shape: tuple[int, int],
+def _cheapest(costs: Matrix) -> Mask:
+    """Mark the cheapest of each row and of each column."""
+    marked = np.zeros(costs.shape, dtype=np.bool_)
+    for axis in (0, 1):
+        count = min(_CHEAPEST, costs.shape[axis])
+        order = np.argpartition(costs, count - 1, axis=axis)
+        np.put_along_axis(marked, np.take(order, range(count), axis=axis), True, axis=axis)
+    return marked
+
+
+def _sparse(
+    rows: Indices, columns: Indices, values: npt.NDArray[np.float64], shape: tuple[int, int]
 ) -> csr_array:
-    return csr_array((values, (rows.astype(np.int64), columns)), shape=shape)
+    return csr_array((values, (rows, columns)), shape=shape)

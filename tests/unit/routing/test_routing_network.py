@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from source_tree import ROOT
 
 from protocol.errors import ConfigError
 from protocol.simulation.routing.families import N33, N97, N97_WIDE, Family, in_regions
@@ -124,6 +126,15 @@ def test_a_network_without_a_data_node_is_refused() -> None:
     whole = file()
     whole["nodes"][0]["stage"] = 1
     assert "needs a data node" in refusal(json.dumps(whole))
+
+
+def test_the_file_on_the_page_is_one() -> None:
+    page = (ROOT / "docs" / "network-file.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    network = parse_network(text)
+    assert network.names == ("data", "ann", "bob", "eve")
+    assert network.stages == (0, 1, 1, 2), "eve goes where capacity is least"
+    assert network.max_flow() == 3
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])

@@ -6,8 +6,10 @@ from dataclasses import replace
 from random import Random
 
 import networkx
+import numpy as np
 import pytest
 
+from protocol.simulation.routing import optimum as module
 from protocol.simulation.routing.families import N33, Family, in_regions
 from protocol.simulation.routing.network import RoutingNetwork
 from protocol.simulation.routing.optimum import optimum
@@ -47,6 +49,17 @@ def test_optimum_is_that_of_networkx(seed: int) -> None:
     assert (best.flow, best.sum_s) == (flow, pytest.approx(sum_s, rel=1e-5))
 
 
+def test_links_that_are_not_looked_at_first_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Family(41, num_stages=4).network(3)
+    whole = optimum(network)
+    monkeypatch.setattr(module, "_CHEAPEST", 1)
+    assert optimum(network) == (whole.flow, pytest.approx(whole.sum_s))
+    several = Family(42, num_stages=4, num_data_nodes=2).network(3)
+    few = optimum(several)
+    monkeypatch.setattr(module, "_CHEAPEST", 99)
+    assert few.sum_s == pytest.approx(optimum(several).sum_s)
+
+
 def test_optimum_of_survivors_is_that_of_networkx() -> None:
     network = in_regions(33, 4, seed=1)
     alive = [i for i in range(network.num_nodes) if i % 3 != 1]
@@ -71,8 +84,6 @@ def crossing() -> RoutingNetwork:
     for i, j, cost in ((1, 3, 1.0), (1, 4, 2.0), (2, 3, 2.0), (2, 4, 101.0)):
         costs[i][j] = costs[j][i] = cost
     bandwidth = [[network.payload_bytes / cost for cost in row] for row in costs]
-    import numpy as np
-
     return replace(
         network, latency_s=np.zeros((5, 5)), bandwidth_bytes_s=np.array(bandwidth)
     ).with_demand(2)
