@@ -28,11 +28,11 @@ RESULTS = Path(__file__).parent / "results"
 TABLES = ("cost", "forms", "bursts", "messages")
 COST_TICKS = {
     "N=33, cap 2-5, d 1-10": 300,
-    "N=97, cap 1-5, d 20-100": 400,
-    "N=97, cap 1-20, d 1-100": 400,
-    "N=97, ten regions": 400,
-    "N=97, twelve locations": 400,
-    "N=100, 4 data nodes": 400,
+    "N=97, cap 1-5, d 20-100": 300,
+    "N=97, cap 1-20, d 1-100": 300,
+    "N=97, ten regions": 300,
+    "N=97, twelve locations": 300,
+    "N=100, 4 data nodes": 300,
 }
 LARGE, LARGE_TICKS, LARGE_SEEDS = "N=1001, cap 1-5, d 20-100", 1000, 3
 BURST_FAMILY, BURST_TICK, BURST_TICKS = "N=97, cap 1-5, d 20-100", 60, 125
