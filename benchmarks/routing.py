@@ -34,7 +34,7 @@ COST_TICKS = {
     "N=97, twelve locations": 300,
     "N=100, 4 data nodes": 300,
 }
-LARGE, LARGE_TICKS, LARGE_SEEDS = "N=1001, cap 1-5, d 20-100", 1000, 3
+LARGE, LARGE_TICKS, LARGE_SEEDS = "N=1001, cap 1-5, d 20-100", 400, 3
 BURST_FAMILY, BURST_TICK, BURST_TICKS = "N=97, cap 1-5, d 20-100", 60, 125
 BURSTS = (0.05, 0.1, 0.2)
 SIZES = {"N=33, cap 2-5, d 1-10": 80, "N=100": 80, "N=1000": 80, "N=5000": 40}
@@ -96,6 +96,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="hours instead of minutes")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--log", type=Path, help="keep each run there, and run none twice")
+    parser.add_argument("--report", action="store_true", help="run nothing: what the log holds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", action="store_true", help=f"the tables, to {RESULTS.name}/")
     options = parser.parse_args()
@@ -103,7 +104,11 @@ def main() -> int:
     burst_seeds = options.burst_seeds or (100 if options.full else 20)
     tables = options.tables.split(",")
     wanted = list(jobs(tables, seeds, burst_seeds, is_full=options.full))
-    results = run_all(wanted, options.log, options.processes)
+    if options.report:
+        done = _read(options.log)
+        results = [done[job.key] for job in wanted if job.key in done]
+    else:
+        results = run_all(wanted, options.log, options.processes)
     text = report(results)
     print(json.dumps(results) if options.json else text)
     if options.write:

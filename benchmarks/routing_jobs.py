@@ -25,7 +25,7 @@ from protocol.simulation.routing.trial import Script, Trial, run_trial
 from protocol.simulation.routing.world import WorldOptions
 
 LOSS = 0.01
-CURVE_TICKS = (20, 40, 60, 100, 150, 200, 300, 400, 600, 800, 1000)
+CURVE_TICKS = (10, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400)
 
 FAMILIES: dict[str, Callable[[int], RoutingNetwork]] = {
     "N=33, cap 2-5, d 1-10": N33.network,

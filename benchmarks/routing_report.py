@@ -15,7 +15,7 @@ TARGETS = {
     "N=100, 4": (1.02, 1.02),
 }
 OTHERS = ("greedy", "swarm", "petals", "dt-fm", "random")
-CURVE = ("20", "40", "60", "100", "150", "200", "300", "400", "600", "800", "1000")
+CURVE = ("10", "20", "30", "40", "60", "80", "100", "150", "200", "300", "400")
 
 
 def report(results: Sequence[Result]) -> str:
