@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,11 +95,19 @@ class Context:
         pending = Counter(p.target for p in self.pending.values())
         return self.capacity - self.table.need_of(pending) - self.reserved
 
+    def firm(self, *, is_growing: bool) -> int:
+        """Units that do not make way for another flow.
+
+        A route that has not reached its source yields to a flow that would; to a mere exchange it
+        yields only once it is old, or routes would never grow.
+        """
+        young = self.tick - self.settings.stub_ticks
+        stubs = 0
+        if not is_growing:
+            stubs = sum(not e.is_live and e.born > young for e in self.table.outs.values())
+        return self.table.num_live() + self.reserved + stubs
+
     def link_s(self, peer: PeerId) -> float:
         """d_ij (spec 1.1): half of both ends' compute time, and the link."""
         other = self.view.compute_of.get(peer, 0.0)
         return 0.5 * (self.costs.compute_s() + other) + self.costs.link_s(peer)
-
-    def estimate(self) -> Callable[[PeerId], float]:
-        """The key by which peers are near."""
-        return self.link_s

@@ -129,7 +129,7 @@ class Labels:
         if not ctx.is_data_node:
             if into.cross is not None and into.cross_s < out.own_s and self._is_used(target):
                 via_in = self._cross(True, into)
-            if out.cross is not None and out.cross_s < into.own_s and self._has_room():
+            if out.cross is not None and out.cross_s < into.own_s and self._has_room(is_rooted):
                 via_out = self._cross(False, out)
         out_label = via_in or self._extend(True, out.own, out.own_s)
         in_label = via_out or self._extend(False, into.own, into.own_s)
@@ -143,10 +143,10 @@ class Labels:
             self._mine[key] = label
             self._told_out.pop(key, None)
 
-    def _has_room(self) -> bool:
-        """Room for another flow; units that do not reach their source make way."""
+    def _has_room(self, is_rooted: bool) -> bool:
+        """Room for another flow."""
         ctx = self._ctx
-        return ctx.table.num_live() + ctx.reserved < ctx.capacity and not ctx.is_draining
+        return ctx.firm(is_growing=is_rooted) < ctx.capacity and not ctx.is_draining
 
     def _is_used(self, target: PeerId) -> bool:
         return any(e.target == target and e.is_live and e.out for e in self._ctx.table.ins.values())
@@ -224,7 +224,7 @@ class Labels:
         self, start: Vertex, end: Vertex, target: PeerId, arc: Arc, found: list[Cycle]
     ) -> None:
         """``arc`` leads from ``start`` along its label to ``end``, the same node's vertex."""
-        if start != end and not (self._is_used(target) if end[1] else self._has_room()):
+        if start != end and not (self._is_used(target) if end[1] else self._has_room(False)):
             return
         label = arc[2]
         place = label.at[end]

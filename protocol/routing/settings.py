@@ -22,6 +22,7 @@ class RoutingSettings(BaseModel):
     orphan_ticks: PositiveInt = 12
     idle_ticks: PositiveInt = 10
     max_backoff_ticks: PositiveInt = 64
+    stub_ticks: PositiveInt = 2
     # healing
     check_ticks: PositiveInt = 5
     grace_ticks: PositiveInt = 2

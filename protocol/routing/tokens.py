@@ -148,7 +148,8 @@ class Tokens:
         if gone is None or any(edge.token for edge in gone) or not self._knows(changes):
             return refusal
         extra = self._extra_units(changes)
-        if extra > 0 and not self._make_room(extra):
+        is_growing = sum(1 if change[0] else -1 for change in changes) > 0
+        if extra > 0 and not self._make_room(extra, is_growing):
             return refusal
         new_ids, priced = dict[int, int](), list[Priced]()
         for i, (is_add, up, down, _, edge_id) in enumerate(changes):
@@ -213,20 +214,22 @@ class Tokens:
             for t in {*into, *out}
         )
 
-    def _make_room(self, extra: int) -> bool:
+    def _make_room(self, extra: int, is_growing: bool) -> bool:
         """Whether ``extra`` units fit; routes that reach no source make way."""
         ctx = self._ctx
         if ctx.is_data_node:
             return len(ctx.table.outs) + ctx.reserved + extra <= ctx.demand
         if ctx.is_draining:
             return False
-        if ctx.room() < extra and ctx.table.num_live() + ctx.reserved + extra <= ctx.capacity:
-            self._evict(extra - ctx.room())
+        if ctx.room() < extra and ctx.firm(is_growing=is_growing) + extra <= ctx.capacity:
+            self._evict(extra - ctx.room(), is_growing)
         return ctx.room() >= extra
 
-    def _evict(self, num: int) -> None:
+    def _evict(self, num: int, is_growing: bool) -> None:
         ctx = self._ctx
         idle = [e for e in ctx.table.outs.values() if not e.is_live and not e.token]
+        if not is_growing:
+            idle = [e for e in idle if e.born <= ctx.tick - ctx.settings.stub_ticks]
         idle.sort(key=lambda edge: edge.into is not None)
         for outflow in idle[:num]:
             inflow = outflow.into
