@@ -17,9 +17,9 @@ from protocol.ports import FaultPoints
 
 POINTS = frozenset(
     {
-        "before_step", "after_forward", "after_input_gradient", "after_commit", "before_close",
-        "in_reconcile", "in_reduce", "after_prepared", "before_apply", "after_apply",
-        "in_state_transfer",
+        "before_step", "after_forward", "before_backward", "after_input_gradient", "after_commit",
+        "before_close", "in_reconcile", "in_reduce", "after_prepared", "before_apply",
+        "after_apply", "in_state_transfer",
     }
 )  # fmt: skip
 

@@ -19,6 +19,10 @@ NESTED: tuple[tuple[str, str], ...] = (
     ("allreduce_s", "session_silence_s"),
     ("matchmaking_s", "write_stall_s"),
     ("flow_s", "delivery_s"),
+    ("flow_s", "hop_s"),
+    ("flow_s", "flow_floor_s"),
+    ("flow_floor_s", "session_silence_s"),
+    ("hop_s", "hop_floor_s"),
     ("step_stall_s", "averaging_s"),
     ("sidecar_start_s", "sidecar_call_s"),
     ("record_lifetime_s", "record_refresh_s"),
@@ -47,6 +51,9 @@ class Deadlines(BaseModel):
     presence_s: PositiveFloat = 1.0
     discovery_s: PositiveFloat = 1.0
     discovery_rest_s: PositiveFloat = 8.0
+    hop_floor_s: PositiveFloat = 2.0
+    hop_s: PositiveFloat = 20.0
+    flow_floor_s: PositiveFloat = 15.0
     flow_s: PositiveFloat = 60.0
     averaging_s: PositiveFloat = 40.0
     matchmaking_s: PositiveFloat = 8.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import trio
 
 from protocol.averaging import Averager, OrderedAverager
 from protocol.core.journal import Journal
+from protocol.core.reply_times import ReplyTimes
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
@@ -76,6 +77,10 @@ class Context:
     capacity: int
     loopback: Callable[[Message], None]
     keep_prepared: Callable[[Decision], Awaitable[None]] = _keep_nothing
+    times: ReplyTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.times = ReplyTimes(self.deadlines)
 
     @property
     def me(self) -> PeerId:

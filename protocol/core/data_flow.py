@@ -1,7 +1,8 @@
 """A data node's part in the flow: draw, send out, compute the loss, send back, commit, close.
 
-A try that cannot go on is released everywhere and the microbatch is issued again under the next
-attempt, with the same content, until it is committed.
+A hop that is lost on the way is replaced by whoever is before it; the data node knows the path and
+says where to resume. As the last resort a try is released everywhere and the microbatch is issued
+again under the next attempt, with the same content, until it is committed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import trio
 from protocol.core.context import Context
 from protocol.core.flow import GENERATION_SLOTS, RETRY_PAUSE_S, Flow
 from protocol.core.forward_only import ForwardOnly
+from protocol.core.handing_on import HandingOn
+from protocol.core.passage import Path, about, branch_losers
+from protocol.core.sending_back import SendingBack
 from protocol.core.signal import Signal
 from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
@@ -23,14 +27,17 @@ from protocol.messages import (
     Backward,
     Busy,
     Commit,
+    Computed,
     Decision,
     Entry,
     Failed,
     FetchBoundary,
     Forward,
+    HopLost,
     Purpose,
     Redrive,
     Release,
+    Resume,
     StepClose,
     WorkId,
 )
@@ -39,7 +46,6 @@ from protocol.routing import fair_share
 from protocol.step.decision import sign_close
 from protocol.step.ledger import StepLedger
 
-RETRY_PAUSE_LIMIT_S = 1.0
 DEADLINE = "deadline"
 T = TypeVar("T")
 
@@ -55,6 +61,8 @@ class DataFlow:
         self._attempts: dict[int, int] = {}
         self._entries: list[Entry] = []
         self._shares_changed = Signal()
+        self._ahead = HandingOn(ctx, decision)
+        self._back = SendingBack(ctx, decision)
         self.forward_only = ForwardOnly(ctx, self)
         self.num_reissued = 0
 
@@ -114,70 +122,43 @@ class DataFlow:
     async def attempt(self, flow: Flow) -> bool:
         """Embed, send, and wait until the gradient (or what is wanted) is back."""
         ctx = self._ctx
-        if flow.activation is None:
-            flow.activation = await ctx.compute(
+        if flow.output is None:
+            flow.output = await ctx.compute(
                 "embed", lambda: ctx.edge.embed(flow.id, flow.id.step, flow.id.slot)
             )
-        with trio.move_on_after(ctx.deadlines.flow_s):
+        with trio.move_on_after(ctx.deadlines.flow_s) as flow.scope:
+            flow.latest_at = flow.scope.deadline
             await self._send_out(flow)
+            flow.prolong(ctx.times.flow_limit_s())
             await flow.settled.wait()
+        if flow.scope.cancelled_caught:
+            ctx.times.flow_missed()
         flow.settle(DEADLINE)
-        self._uncount(flow, is_fault=flow.failure == DEADLINE)
+        self._ahead.uncount_all(flow, is_fault=flow.failure == DEADLINE)
         return flow.failure is None
 
     async def _send_out(self, flow: Flow) -> None:
-        ctx = self._ctx
-        assert flow.activation is not None
-        while not flow.settled.is_set():
-            flow.first = self._choose_first(flow)
-            if flow.first is None:
-                flow.avoid.clear()
-                await trio.sleep(flow.pause_s)  # each offer carries the whole activation
-                flow.pause_s = min(2 * flow.pause_s, RETRY_PAUSE_LIMIT_S)
-                continue
-            flow.sent_at = trio.current_time()
-            ctx.router.sent(flow.first, flow.sent_at, data_node=ctx.me)
-            flow.counted = flow.first
-            message = Forward(
-                step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
-                stage=1, path=(), purpose=flow.purpose,
-                target_stage=flow.target_stage, target=flow.target,
-            )  # fmt: skip
-            if await ctx.try_send(flow.first, message, (flow.activation,)):
-                return
-            self._uncount(flow, is_fault=True)
-            flow.avoid.add(flow.first)
-
-    def _uncount(self, flow: Flow, *, is_fault: bool) -> None:
-        """The router counts a try no longer; one that came back it has been told of."""
-        if flow.counted is not None:
-            self._ctx.router.lost(
-                flow.counted, trio.current_time(), data_node=self._ctx.me, is_fault=is_fault
-            )
-            flow.counted = None
+        while not await self._ahead.hand_on(flow):
+            await self._ahead.pause(flow)
 
     async def _compute(self, flow: Flow, kind: JobKind, job: Callable[[], T]) -> T | None:
         """Run a job of a try, or none if the try was given up before the job's turn came."""
-        return await self._ctx.compute(kind, lambda: None if flow.settled.is_set() else job())
-
-    def _choose_first(self, flow: Flow) -> PeerId | None:
-        if flow.target is not None and flow.target_stage == 1:
-            return flow.target
-        return self._ctx.router.choose(1, flow.avoid, trio.current_time(), data_node=self._ctx.me)
+        return await self._ctx.compute(kind, lambda: None if flow.is_ended else job())
 
     async def _commit(self, flow: Flow) -> None:
-        """The data node's word: this try counts. Said to the path at once; the close repeats it."""
+        """The data node's word: this try counts. Said to the path at once; the close repeats it.
+
+        If a hop was lost, branches of it may be anywhere.
+        """
         ctx = self._ctx
         self._ledger.commit(flow.id)
         self._entries.append(
             Entry(slot=flow.id.slot, attempt=flow.id.attempt, path=flow.path, loss=flow.loss)
         )
-        message = Commit(
-            step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
-            path=flow.path,
-        )  # fmt: skip
+        flow.commit = message = about(Commit, flow.id, path=flow.path)
+        peers = (*flow.path, *branch_losers(flow, flow.path))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ctx.send_all, flow.path, message)
+            nursery.start_soon(ctx.send_all, self._holders() if flow.num_losses else peers, message)
             await ctx.compute("commit", lambda: ctx.state.commit(flow.id, ctx.group_of(flow.id)))
         ctx.observer.count("microbatches_committed", stage="0")
         ctx.observer.count("tokens", self.tokens_per_microbatch)
@@ -192,31 +173,51 @@ class DataFlow:
     async def give_up(self, flow: Flow) -> None:
         """Release a try at every holder that may have seen it."""
         ctx = self._ctx
-        holders = [p for stage in self.decision.roster[1:] for p in stage]
         await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
-        message = Release(
-            step=flow.id.step, data_node=self._ctx.me, slot=flow.id.slot, attempt=flow.id.attempt
-        )
-        await ctx.send_all(holders if flow.failure else flow.path, message)
+        is_everywhere = flow.failure or flow.num_losses
+        peers = self._holders() if is_everywhere else (*flow.path, *branch_losers(flow, flow.path))
+        await ctx.send_all(peers, about(Release, flow.id))
         self._flows.pop(flow.id, None)
+
+    def _holders(self) -> tuple[PeerId, ...]:
+        return tuple(peer for stage in self.decision.roster[1:] for peer in stage)
 
     # --- answers from the holders ----------------------------------------------------------
 
     async def on_forward(self, envelope: Envelope) -> None:
         """The activation came through all stages: compute the loss and start the way back."""
-        message = envelope.message
+        message, sender = envelope.message, envelope.sender
         assert isinstance(message, Forward)
         flow = self._flows.get(message.work)
-        if flow is None or flow.path or flow.settled.is_set() or not envelope.tensors:
+        if flow is None or not envelope.tensors or not self._is_whole(message.path, sender, -1):
             return
-        if not self._is_whole_path(message.path, envelope.sender):
+        if flow.is_ended:
+            await self._tell_loser(flow, sender)
             return
-        flow.path = message.path
+        self._back.on_source(flow, message, sender)
+        flow.path = message.path if flow.source == sender else flow.path
+        if flow.home.is_set():
+            if message.is_repair and flow.gradient is not None:
+                await self._send_back(flow)
+            return
+        self._came_home(flow)
         proceed = self._end_forward_only if flow.purpose == "eval" else self._turn_round
         try:
             await proceed(flow, envelope.tensors[0])
         except (NonFinite, ProtocolViolation) as error:
-            self._refuse(flow, error, envelope.sender)
+            self._refuse(flow, error, sender)
+
+    def _came_home(self, flow: Flow) -> None:
+        times = self._ctx.times
+        flow.home.set()
+        if not flow.is_repair and flow.next is not None:
+            times.came_home(trio.current_time() - flow.offered_at[flow.next])
+        flow.prolong(times.flow_limit_s())
+
+    async def _tell_loser(self, flow: Flow, sender: PeerId) -> None:
+        """A branch comes late: whoever sent it is to free its place."""
+        if flow.commit is not None and sender not in flow.path:
+            await self._ctx.try_send(sender, flow.commit)
 
     async def _turn_round(self, flow: Flow, h_BTW: Tensor) -> None:
         """Compute the loss and send its gradient back to the last holder."""
@@ -227,20 +228,22 @@ class DataFlow:
         if computed is None:
             return
         flow.loss, flow.gradient = computed
-        back = Backward(
-            step=flow.id.step, data_node=ctx.me, slot=flow.id.slot, attempt=flow.id.attempt,
-            stage=ctx.num_stages, path=flow.path,
-        )  # fmt: skip
-        if not await ctx.try_send(flow.path[-1], back, (flow.gradient,)):
-            flow.settle("the last hop is gone")
-        elif flow.purpose == "redrive":
+        await self._send_back(flow)
+        if flow.purpose == "redrive":
             flow.settle()  # the way back ends at the target, which knows by itself
 
-    def _is_whole_path(self, path: tuple[PeerId, ...], sender: PeerId) -> bool:
+    async def _send_back(self, flow: Flow) -> None:
+        lost = await self._back.send_back(flow)
+        if lost is not None:
+            before = (self._ctx.me, *flow.sources[lost])[-2]
+            await self._resume(flow, self._ctx.num_stages, lost, before, ())
+
+    def _is_whole(self, path: Path, sender: PeerId, end: int) -> bool:
+        """Whether a path has a holder of every stage, and its sender at one end (0 or -1)."""
         roster = self.decision.roster
         return (
             len(path) == self._ctx.num_stages
-            and path[-1] == sender
+            and path[end] == sender
             and all(peer in roster[k + 1] for k, peer in enumerate(path))
         )
 
@@ -255,20 +258,31 @@ class DataFlow:
 
     async def on_backward(self, envelope: Envelope) -> None:
         """The gradient came back to the embedding: the microbatch is done."""
-        message = envelope.message
+        message, sender = envelope.message, envelope.sender
         assert isinstance(message, Backward)
         ctx = self._ctx
         flow = self._flows.get(message.work)
-        if flow is None or flow.settled.is_set() or not envelope.tensors or not flow.path:
+        if flow is None or not envelope.tensors or not flow.home.is_set():
             return
-        if flow.purpose != "train" or envelope.sender != flow.path[0] or flow.is_back:
-            return
-        flow.is_back = True
-        now = trio.current_time()
-        if flow.counted == envelope.sender:
-            ctx.router.returned(envelope.sender, now - flow.sent_at, now, data_node=ctx.me)
-            flow.counted = None
-        g_BTW = envelope.tensors[0]
+        if flow.is_ended:
+            await self._tell_loser(flow, sender)
+        elif self._may_end(flow, message, sender):
+            flow.is_back, flow.path = True, message.path
+            if not flow.is_repair:
+                ctx.times.came_back(trio.current_time() - flow.offered_at[sender])
+            self._ahead.on_gradient(flow, sender)
+            await self._end(flow, envelope)
+
+    def _may_end(self, flow: Flow, message: Backward, sender: PeerId) -> bool:
+        return (
+            flow.purpose == "train"
+            and not flow.is_back
+            and sender in flow.offered_at
+            and self._is_whole(message.path, sender, 0)
+        )
+
+    async def _end(self, flow: Flow, envelope: Envelope) -> None:
+        ctx, g_BTW = self._ctx, envelope.tensors[0]
         try:
             await self._compute(flow, "edge", lambda: ctx.edge.embed_backward(flow.id, g_BTW))
         except (NonFinite, ProtocolViolation) as error:
@@ -288,40 +302,80 @@ class DataFlow:
         if flow is not None and message.stage and self.decision.stage_of(sender) == message.stage:
             flow.settle(f"stage {message.stage}: {message.reason}")
 
-    async def on_busy(self, message: Busy, sender: PeerId) -> None:
-        """The first hop has no room: offer the activation to another one."""
+    async def on_computed(self, message: Computed, sender: PeerId) -> None:
+        """A neighbour on the path lives and has done its part."""
         flow = self._flows.get(message.work)
-        if flow is None or flow.first != sender or flow.path or flow.settled.is_set():
-            return
-        self._uncount(flow, is_fault=False)
-        flow.avoid.add(sender)
-        await self._send_out(flow)
+        if flow is not None and message.is_backward:
+            self._back.on_computed(flow, sender)
+        elif flow is not None:
+            self._ahead.on_computed(flow, sender)
 
-    def on_peer_down(self, peer: PeerId) -> None:
-        """Tries whose first hop is gone cannot come back."""
-        for flow in self._flows.values():
-            if flow.first == peer and not flow.settled.is_set():
-                self._uncount(flow, is_fault=True)
-                flow.settle("the first hop is gone")
+    async def on_busy(self, message: Busy, sender: PeerId) -> None:
+        """The first hop has no room: the activation is offered to another one."""
+        flow = self._flows.get(message.work)
+        if flow is not None:
+            self._ahead.on_busy(flow, sender)
+
+    # --- repair of the path ----------------------------------------------------------------
+
+    async def on_peer_down(self, peer: PeerId) -> None:
+        """Replace a first hop that is gone, or left the roster."""
+        async with trio.open_nursery() as nursery:
+            for flow in list(self._flows.values()):
+                if self._ahead.lose(flow, peer):
+                    nursery.start_soon(self._replace_first, flow, peer)
+
+    async def _replace_first(self, flow: Flow, peer: PeerId) -> None:
+        await self._until_home(flow, self._ctx.times.home_limit_s())
+        await self._resume(flow, 1, peer, self._ctx.me, flow.path[1:])
+
+    async def _until_home(self, flow: Flow, limit_s: float) -> None:
+        """A lost hop may have passed it on: those behind it need not compute it again then."""
+        with trio.move_on_after(limit_s):
+            await flow.home.wait()
+
+    async def on_hop_lost(self, message: HopLost, sender: PeerId) -> None:
+        """A holder has lost its neighbour: whoever is before that one sends it to another."""
+        flow, stage = self._flows.get(message.work), message.stage
+        where = self.decision.stage_of(sender)
+        if flow is None or flow.is_ended or where is None or stage == 0:
+            return
+        if where == stage + 1:
+            route = (sender, *flow.path[where:])
+        elif where == stage - 1 and message.before == sender:
+            await self._until_home(flow, self._ctx.times.home_limit_s())
+            route = flow.path[stage:]
+        else:
+            return
+        await self._resume(flow, stage, message.peer, message.before, route)
+
+    async def _resume(
+        self, flow: Flow, stage: int, peer: PeerId, before: PeerId, route: Path
+    ) -> None:
+        """The holder ``before`` the lost one goes on from what it keeps, along ``route``."""
+        if flow.is_ended or flow.is_back or self.decision.stage_of(before) != stage - 1:
+            return
+        flow.num_losses += 1
+        flow.prolong(self._ctx.times.flow_limit_s())
+        if before != self._ctx.me:
+            message = about(Resume, flow.id, stage=stage, peer=peer, route=route)
+            await self._ctx.try_send(before, message)
+        elif not await self._ahead.resume(flow, peer, route):
+            await self._send_out(flow)
 
     async def on_decision(self, decision: Decision) -> None:
-        """A new roster: tries that pass a holder that left are issued again."""
-        self.decision = decision
+        """A new roster, and maybe more slots to draw."""
+        self.decision = self._ahead.decision = self._back.decision = decision
         self._shares_changed.notify()
-        members = set(decision.members)
-        for flow in self._flows.values():
-            passed = (*flow.path, *((flow.first,) if flow.first else ()))
-            if any(peer not in members for peer in passed):
-                flow.settle("a holder left the roster")
 
-    # --- repair ----------------------------------------------------------------------------
+    # --- for those who compute again what was lost -----------------------------------------
 
     async def on_fetch_boundary(self, message: FetchBoundary, sender: PeerId) -> None:
         """Answer with what went up to stage 1, or down from the head."""
         flow = self._flows.get(message.work)
         tensor = None
         if flow is not None and sender in self.decision.members:
-            tensor = flow.activation if message.direction == "activation" else flow.gradient
+            tensor = flow.output if message.direction == "activation" else flow.gradient
         await self._ctx.answer_boundary(message, sender, tensor)
 
     async def on_redrive(self, message: Redrive, sender: PeerId) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol.keys import PeerId
-from protocol.messages import Purpose, WorkId
+from protocol.core.passage import Passage, Path
 from protocol.ports import Tensor
 
 VALIDATION_SLOTS = 2**40
@@ -17,25 +16,20 @@ RETRY_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
-class Flow:
-    """What is known of a try; ``counted`` is the first hop that the router counts it for."""
+class Flow(Passage):
+    """A passage whose two ends are here: ahead to stage 1, back to the last stage.
 
-    id: WorkId
-    purpose: Purpose
-    first: PeerId | None = None
-    counted: PeerId | None = None
-    sent_at: float = 0.0
-    pause_s: float = RETRY_PAUSE_S
-    activation: Tensor | None = None
-    gradient: Tensor | None = None
-    path: tuple[PeerId, ...] = ()
+    ``path`` is the one by which the activation came home, and then that of the gradient.
+    """
+
+    path: Path = ()
     loss: float = math.nan
     result: Tensor | None = None
-    is_back: bool = False
     failure: str | None = None
-    target_stage: int = 0
-    target: PeerId | None = None
-    avoid: set[PeerId] = field(default_factory=set)
+    num_losses: int = 0
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    latest_at: float = math.inf
+    home: trio.Event = field(default_factory=trio.Event)
     settled: trio.Event = field(default_factory=trio.Event)
 
     def settle(self, failure: str | None = None) -> None:
@@ -43,3 +37,8 @@ class Flow:
         if not self.settled.is_set():
             self.failure = failure
             self.settled.set()
+            self.end()
+
+    def prolong(self, limit_s: float) -> None:
+        """There is news: it may take so long from now on, within its own time."""
+        self.scope.deadline = min(self.latest_at, trio.current_time() + limit_s)

@@ -45,9 +45,7 @@ class ForwardOnly:
     async def _validate_one(self, index: int, losses: list[float], room: trio.Semaphore) -> None:
         ctx = self._ctx
         flow = self._flows.new_flow(VALIDATION_SLOTS + index, "eval")
-        flow.activation = await ctx.compute(
-            "embed", lambda: ctx.edge.embed_validation(flow.id, index)
-        )
+        flow.output = await ctx.compute("embed", lambda: ctx.edge.embed_validation(flow.id, index))
         if await self._flows.attempt(flow):
             losses.append(flow.loss)
         await self._flows.give_up(flow)
@@ -60,7 +58,7 @@ class ForwardOnly:
         ctx = self._ctx
         slot, self._next_slot = self._next_slot, self._next_slot + 1
         flow = self._flows.new_flow(slot, "eval")
-        flow.activation = await ctx.compute("embed", lambda: ctx.edge.embed_tokens(tokens_BT))
+        flow.output = await ctx.compute("embed", lambda: ctx.edge.embed_tokens(tokens_BT))
         is_done = await self._flows.attempt(flow)
         await self._flows.give_up(flow)
         self._flows.forget_attempts(slot)

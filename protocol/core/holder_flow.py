@@ -1,62 +1,42 @@
 """A holder's part in the flow of microbatches: forward on, gradient back, commit once.
 
-What it sent (activation up, gradient down) it keeps until the step is over, so that a neighbour
-stage can recompute what died with one of its holders (architecture section 4, point 6).
+What it sent (activation up, gradient down) it keeps until the step is over: a lost neighbour on the
+path is replaced and gets it again, and what died with one is computed again by its stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import trio
 
 from protocol.core.context import Context
+from protocol.core.handing_on import HandingOn
+from protocol.core.passage import Passage, about, branch_losers
+from protocol.core.released import Released
+from protocol.core.sending_back import SendingBack
+from protocol.core.sums import Sums
 from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
     Backward,
     Busy,
     Commit,
+    Computed,
     Decision,
     Failed,
     FetchBoundary,
     Forward,
+    HopLost,
+    Resume,
     WorkId,
 )
-from protocol.ports import Envelope, JobKind, Tensor
-from protocol.step.ledger import SlotId, StepLedger
+from protocol.ports import Envelope, JobKind
+from protocol.step.ledger import StepLedger
 
-BUSY_PAUSE_S = 0.05
-BUSY_PAUSE_LIMIT_S = 1.0
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Work:
-    """One try at one microbatch, as this holder sees it."""
-
-    id: WorkId
-    path: tuple[PeerId, ...]
-    purpose: str
-    target_stage: int
-    target: PeerId | None
-    next: PeerId | None = None
-    sent_at: float = 0.0
-    pause_s: float = BUSY_PAUSE_S
-    output: Tensor | None = None
-    gradient: Tensor | None = None
-    is_back: bool = False
-    is_pending: bool = False
-    is_over: bool = False
-    is_forgotten: bool = False
-    avoid: set[PeerId] = field(default_factory=set)
-
-    @property
-    def previous(self) -> PeerId:
-        """Who sent it here."""
-        return self.path[-1] if self.path else self.id.data_node
 
 
 class HolderFlow:
@@ -66,57 +46,33 @@ class HolderFlow:
         self._ctx = ctx
         self._ledger = ledger
         self.decision = decision
-        self._works: dict[WorkId, Work] = {}
-        self._released: set[WorkId] = set()
-        self.redriven: dict[SlotId, trio.Event] = {}
+        self._works: dict[WorkId, Passage] = {}
+        self._released = Released()
+        self._ahead = HandingOn(ctx, decision)
+        self._back = SendingBack(ctx, decision)
+        self.sums = Sums(ctx, ledger)
         self.heard_at: dict[PeerId, float] = {}
 
     @property
     def num_open(self) -> int:
-        """Microbatches in flight or with an uncommitted gradient; repairs have a slot apart."""
-        return sum(not w.is_over and w.purpose != "redrive" for w in self._works.values())
+        """Microbatches in flight or with an uncommitted gradient; redrives have a slot apart."""
+        return sum(not w.is_ended and w.purpose != "redrive" for w in self._works.values())
 
     # --- forward ---------------------------------------------------------------------------
 
     async def on_forward(self, envelope: Envelope) -> None:
         """Compute this stage and hand the activation on."""
-        message = envelope.message
+        message, sender = envelope.message, envelope.sender
         assert isinstance(message, Forward)
-        if not self._accepts(message, envelope) or message.work in self._works:
+        if not self._accepts(message, envelope):
             return
-        ctx = self._ctx
-        reserve = 1 if message.is_first_try and ctx.capacity > 1 else 0
-        if not self._knows_both(message, envelope.sender) or (
-            self.num_open >= ctx.capacity - reserve
-        ):
-            await ctx.try_send(envelope.sender, _about(Busy, message, stage=ctx.stage))
-            return
-        self.heard_at[message.data_node] = trio.current_time()
-        work = Work(
-            message.work, message.path, message.purpose, message.target_stage, message.target
-        )
-        self._works[work.id] = work
-        ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
-        keep = self._needs_backward(work)
-        h_BTW = envelope.tensors[0]
-        try:
-            work.output = await self._compute(
-                work, "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
-            )
-        except (NonFinite, ProtocolViolation) as error:
-            await self._refuse(work, error, envelope.sender)
-            return
-        await ctx.faults.reach("after_forward", message.step)
-        if work.id in self._released:
-            await self._forget(work)
-            return
-        await self._hand_on(work)
-        work.is_over = work.is_over or not keep
-
-    def _needs_backward(self, work: Work) -> bool:
-        return work.purpose == "train" or (
-            work.purpose == "redrive" and self._ctx.stage >= work.target_stage
-        )
+        known = self._works.get(message.work)
+        if known is not None:
+            await self._recognise(known, message, sender)
+        elif not self._knows_both(message, sender) or not self._has_room_for(message):
+            await self._ctx.try_send(sender, about(Busy, message.work, stage=self._ctx.stage))
+        else:
+            await self._begin(message, envelope)
 
     def _accepts(self, message: Forward, envelope: Envelope) -> bool:
         """Whether the message fits this stage and its own path, and its try is not over."""
@@ -128,6 +84,7 @@ class HolderFlow:
             and previous == envelope.sender
             and message.work not in self._released
             and len(envelope.tensors) == 1
+            and (message.purpose == "eval" or message.slot < ctx.manifest.training.quota)
         )
 
     def _knows_both(self, message: Forward, sender: PeerId) -> bool:
@@ -137,174 +94,198 @@ class HolderFlow:
             and message.data_node in self.decision.data_nodes
         )
 
-    async def _compute(self, work: Work, kind: JobKind, job: Callable[[], T]) -> T | None:
-        """Run a job of a try, or none if the try was forgotten before the job's turn came."""
-        return await self._ctx.compute(kind, lambda: None if work.is_forgotten else job())
+    def _has_room_for(self, message: Forward) -> bool:
+        """One place is kept for what replaces something that was lost."""
+        is_new = message.is_first_try and not message.is_repair
+        reserve = 1 if is_new and self._ctx.capacity > 1 else 0
+        return self.num_open < self._ctx.capacity - reserve
 
-    async def _hand_on(self, work: Work) -> None:
-        """Send the activation to the next holder; try others while one is gone or full."""
-        ctx = self._ctx
-        assert work.output is not None
-        while work.id not in self._released:
-            work.next = self._choose_next(work)
-            if work.next is None:
-                if not work.avoid:
-                    await self._report_failure(work, "no holder of the next stage")
-                    return
-                work.avoid.clear()
-                await trio.sleep(work.pause_s)  # each offer carries the whole activation
-                work.pause_s = min(2 * work.pause_s, BUSY_PAUSE_LIMIT_S)
-                continue
-            work.sent_at = trio.current_time()
-            ctx.router.sent(work.next, work.sent_at, data_node=work.id.data_node)
-            message = Forward(
-                step=work.id.step, data_node=work.id.data_node, slot=work.id.slot,
-                attempt=work.id.attempt, stage=ctx.stage + 1, path=(*work.path, ctx.me),
-                purpose=work.purpose, target_stage=work.target_stage, target=work.target,
-            )  # fmt: skip
-            if await ctx.try_send(work.next, message, (work.output,)):
-                return
-            self._uncount(work, is_fault=True)
-            if ctx.stage == ctx.num_stages:
-                await self._forget(work)  # the data node is gone: nobody wants it any more
-                return
-            work.avoid.add(work.next)
-
-    def _choose_next(self, work: Work) -> PeerId | None:
-        ctx = self._ctx
-        if ctx.stage == ctx.num_stages:
-            return work.id.data_node
-        if work.target is not None and ctx.stage + 1 == work.target_stage:
-            return work.target
-        return ctx.router.choose(
-            ctx.stage + 1, work.avoid, trio.current_time(),
-            data_node=work.id.data_node, previous=work.previous,
-        )  # fmt: skip
-
-    def _uncount(self, work: Work, *, is_fault: bool) -> None:
-        """The next hop will not send the gradient back."""
-        assert work.next is not None
-        self._ctx.router.lost(
-            work.next, trio.current_time(), data_node=work.id.data_node, is_fault=is_fault
-        )
-
-    async def on_busy(self, message: Busy, sender: PeerId) -> None:
-        """The next hop has no room: offer the activation to another one."""
-        work = self._works.get(message.work)
-        if work is None or work.next != sender or work.gradient is not None:
-            return
-        if work.is_forgotten or work.output is None:
-            return
-        self._uncount(work, is_fault=False)
-        work.avoid.add(sender)
-        await self._hand_on(work)
-
-    # --- backward and commit ---------------------------------------------------------------
-
-    async def on_backward(self, envelope: Envelope) -> None:
-        """Compute the input's gradient, send it on at once, keep the weights' apart."""
-        message = envelope.message
-        assert isinstance(message, Backward)
-        ctx = self._ctx
-        work = self._works.get(message.work)
-        if work is None or work.is_back or work.is_over or not envelope.tensors:
-            return
-        if envelope.sender != work.next or message.stage != ctx.stage:
-            return
-        work.is_back = True
+    async def _begin(self, message: Forward, envelope: Envelope) -> None:
+        ctx, h_BTW = self._ctx, envelope.tensors[0]
         self.heard_at[message.data_node] = trio.current_time()
-        now = trio.current_time()
-        ctx.router.returned(envelope.sender, now - work.sent_at, now, data_node=work.id.data_node)
-        g_BTW = envelope.tensors[0]
+        work = Passage(
+            message.work, message.purpose, message.target_stage, message.target,
+            is_repair=message.is_repair, route=message.route,
+            source=envelope.sender, sources={envelope.sender: message.path},
+        )  # fmt: skip
+        self._works[work.id] = work
+        self._gauge_capacity()
+        keep = self._needs_backward(work)
         try:
-            work.gradient = await self._compute(
-                work, "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
+            output = await self._compute(
+                work, "forward", lambda: ctx.blocks.forward(work.id, h_BTW, keep=keep)
             )
         except (NonFinite, ProtocolViolation) as error:
             await self._refuse(work, error, envelope.sender)
             return
-        if work.id in self._released:
-            await self._forget(work)
+        await ctx.faults.reach("after_forward", message.step)
+        if not work.is_ended:
+            work.output = output
+            await self._hand_on(work)
+        if not keep:
+            work.end()
+
+    def _needs_backward(self, work: Passage) -> bool:
+        return work.purpose == "train" or (
+            work.purpose == "redrive" and self._ctx.stage >= work.target_stage
+        )
+
+    async def _compute(self, work: Passage, kind: JobKind, job: Callable[[], T]) -> T | None:
+        """Run a job of a try, or none if the try was forgotten before the job's turn came."""
+        return await self._ctx.compute(kind, lambda: None if work.is_ended else job())
+
+    async def _hand_on(self, work: Passage) -> None:
+        async with trio.open_nursery() as nursery:
+            for source in work.sources:
+                nursery.start_soon(self._say_computed, work, source)
+            nursery.start_soon(self._hand_on_or_fail, work)
+
+    async def _hand_on_or_fail(self, work: Passage) -> None:
+        if not await self._ahead.hand_on(work):
+            await self._report_failure(work, "no holder of the next stage")
+
+    async def _say_computed(
+        self, work: Passage, peer: PeerId, *, is_backward: bool = False
+    ) -> None:
+        message = about(Computed, work.id, stage=self._ctx.stage, is_backward=is_backward)
+        await self._ctx.try_send(peer, message)
+
+    async def _recognise(self, work: Passage, message: Forward, sender: PeerId) -> None:
+        """A try that is here already, from a branch that joins it: nothing is computed again."""
+        if work.commit is not None:
+            await self._ctx.try_send(sender, work.commit)
             return
-        if work.purpose == "redrive":
-            await self._end_redrive(work)
-            if ctx.stage == work.target_stage:
-                return
-        else:
-            work.is_pending = True
-        await self._send_back(work, message.path)
-        await ctx.faults.reach("after_input_gradient", message.step)
-
-    async def _send_back(self, work: Work, path: tuple[PeerId, ...]) -> None:
-        ctx = self._ctx
-        assert work.gradient is not None
-        message = Backward(
-            step=work.id.step, data_node=work.id.data_node, slot=work.id.slot,
-            attempt=work.id.attempt, stage=ctx.stage - 1, path=path,
-        )  # fmt: skip
-        if not await ctx.try_send(work.previous, message, (work.gradient,)):
-            await self._report_failure(work, "the previous hop is gone")
-
-    async def on_commit(self, message: Commit) -> None:
-        """Add the weight gradient to the sums, once, if the path names me."""
-        if self._ledger.names_me(message.data_node, message.path):
-            await self.commit(message.work)
-            await self._ctx.faults.reach("after_commit", message.step)
-
-    async def commit(self, work_id: WorkId) -> None:
-        """Move a pending gradient into the sums; other tries at its slot are over."""
-        work = self._works.get(work_id)
-        if work is None or not work.is_pending:
-            return
-        if not await self._ctx.compute("commit", lambda: self._commit_once(work)):
-            await self.on_release(work_id)
-            return
-        self._ctx.observer.count("microbatches_committed", stage=str(self._ctx.stage))
-        self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
-        for other in [w for w in self._works.values() if _same_slot(w.id, work_id)]:
-            if other is not work:
-                await self.on_release(other.id)
-
-    def _commit_once(self, work: Work) -> bool:
-        """One job of the worker, so that sums and ledger never disagree."""
-        if not work.is_pending or not self._ledger.has_room_for(work.id):
-            return False
-        self._ctx.state.commit(work.id, self._ctx.group_of(work.id))
-        self._ledger.commit(work.id)
-        work.is_pending, work.is_over = False, True
-        return True
-
-    def has_pending(self, work_id: WorkId) -> bool:
-        """Whether a weight gradient waits for the word that it counts."""
-        work = self._works.get(work_id)
-        return work is not None and work.is_pending
-
-    async def on_release(self, work_id: WorkId) -> None:
-        """Forget a try that another one replaces, or that served its purpose."""
-        self._released.add(work_id)
-        work = self._works.get(work_id)
-        slot = (work_id.data_node, work_id.slot)
-        if work is None or self._ledger.committed.get(slot) == work_id.attempt:
-            return
+        is_known = work.source == sender
+        self._back.on_source(work, message, sender)
         if work.output is None:
-            return  # its forward is being computed and sees the release when it ends
-        if work.next is not None and work.gradient is None:
-            self._uncount(work, is_fault=False)
-        await self._forget(work)
+            return  # its sources are answered when it is computed
+        await self._say_computed(work, sender)
+        if not message.is_repair or work.is_ended:
+            return
+        if work.gradient is not None:
+            await self._send_back(work)
+        elif is_known and not work.is_back and not work.is_offering:
+            await self._hand_on_anew(work, message)
+
+    async def _hand_on_anew(self, work: Passage, message: Forward) -> None:
+        """The stage before lost another branch to this one: those ahead must turn to it, too."""
+        work.is_repair, work.route = True, message.route or (work.next,)
+        work.taken.clear()
+        await self._hand_on_or_fail(work)
+
+    async def on_computed(self, message: Computed, sender: PeerId) -> None:
+        """A neighbour on the path lives and has done its part."""
+        work = self._works.get(message.work)
+        if work is None:
+            return
+        if message.is_backward:
+            self._back.on_computed(work, sender)
+        else:
+            self._ahead.on_computed(work, sender)
+
+    async def on_busy(self, message: Busy, sender: PeerId) -> None:
+        """The next hop has no room: the activation is offered to another one."""
+        work = self._works.get(message.work)
+        if work is not None:
+            self._ahead.on_busy(work, sender)
+
+    # --- backward --------------------------------------------------------------------------
+
+    async def on_backward(self, envelope: Envelope) -> None:
+        """Compute the input's gradient, send it on at once, keep the weights' apart."""
+        message, sender = envelope.message, envelope.sender
+        assert isinstance(message, Backward)
+        work = self._works.get(message.work)
+        if work is None or not self._fits(work, message, envelope):
+            return
+        if work.commit is not None and sender not in work.commit.path:
+            await self._ctx.try_send(sender, work.commit)
+        elif work.is_back:
+            if work.gradient is not None:
+                await self._say_computed(work, sender, is_backward=True)
+        elif not work.is_ended:
+            await self._turn_back(work, message, envelope)
+
+    def _fits(self, work: Passage, message: Backward, envelope: Envelope) -> bool:
+        ctx = self._ctx
+        return (
+            message.stage == ctx.stage
+            and envelope.sender in work.offered_at
+            and len(message.path) == ctx.num_stages - ctx.stage
+            and len(envelope.tensors) == 1
+        )
+
+    async def _turn_back(self, work: Passage, message: Backward, envelope: Envelope) -> None:
+        ctx, sender, g_BTW = self._ctx, envelope.sender, envelope.tensors[0]
+        work.is_back, work.trail = True, message.path
+        self.heard_at[message.data_node] = trio.current_time()
+        self._ahead.on_gradient(work, sender)
+        await ctx.faults.reach("before_backward", message.step)
+        try:
+            gradient = await self._compute(
+                work, "backward", lambda: ctx.blocks.backward(work.id, g_BTW)
+            )
+        except (NonFinite, ProtocolViolation) as error:
+            await self._refuse(work, error, sender)
+            return
+        if work.is_ended:
+            return
+        work.gradient = gradient
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(self._say_computed, work, sender, is_backward=True))
+            if work.purpose == "train":
+                self.sums.pend(work.id)
+                await self._send_back(work)
+            else:
+                await self._end_redrive(work)
+
+    async def _end_redrive(self, work: Passage) -> None:
+        """It goes back as far as the holder that lost the gradient, who alone accumulates it."""
+        await self.sums.take_redriven(work)
+        if self._ctx.stage != work.target_stage:
+            await self._send_back(work)
+        work.end()
+
+    async def _send_back(self, work: Passage) -> None:
+        lost = await self._back.send_back(work)
+        if lost is None or self._ctx.stage == 1:
+            return
+        path = (work.id.data_node, *work.sources[lost])
+        await self._report_loss(work, self._ctx.stage - 1, lost, before=path[-2])
+
+    # --- repair of the path ----------------------------------------------------------------
+
+    async def on_peer_down(self, peer: PeerId) -> None:
+        """Tell the data nodes of what went through a peer that is gone, or left the roster."""
+        async with trio.open_nursery() as nursery:
+            for work in list(self._works.values()):
+                if self._ahead.lose(work, peer) and self._ctx.stage < self._ctx.num_stages:
+                    nursery.start_soon(self._report_next, work, peer)
+
+    async def _report_next(self, work: Passage, peer: PeerId) -> None:
+        await self._report_loss(work, self._ctx.stage + 1, peer, before=self._ctx.me)
+
+    async def _report_loss(
+        self, work: Passage, stage: int, peer: PeerId, *, before: PeerId
+    ) -> None:
+        """The data node knows the path beyond it, and says where to resume."""
+        message = about(HopLost, work.id, stage=stage, peer=peer, before=before)
+        await self._ctx.try_send(work.id.data_node, message)
+
+    async def on_resume(self, message: Resume) -> None:
+        """Replace a lost next hop."""
+        work = self._works.get(message.work)
+        if work is None or message.stage != self._ctx.stage + 1:
+            return
+        if not await self._ahead.resume(work, message.peer, message.route):
+            await self._report_failure(work, "no holder of the next stage")
 
     async def on_decision(self, decision: Decision) -> None:
-        """A new roster: void is what came from a data node that left, or went to such a holder."""
-        self.decision = decision
+        """A new roster: void is what came from a data node that left."""
+        self.decision = self._ahead.decision = self._back.decision = decision
         for work in list(self._works.values()):
             if work.id.data_node not in decision.data_nodes:
                 await self._forget(work)
-            elif work.next and work.next not in decision.members and self._awaits_next(work):
-                await self._report_failure(work, "the next hop left the roster")
-
-    def _awaits_next(self, work: Work) -> bool:
-        return not work.is_back and not work.is_over
-
-    # --- repair ----------------------------------------------------------------------------
 
     async def on_fetch_boundary(self, message: FetchBoundary, sender: PeerId) -> None:
         """Answer with the tensor that was sent up or down for this microbatch."""
@@ -314,39 +295,82 @@ class HolderFlow:
             tensor = work.output if message.direction == "activation" else work.gradient
         await self._ctx.answer_boundary(message, sender, tensor)
 
-    async def on_peer_down(self, peer: PeerId) -> None:
-        """Tell the data node of every microbatch that went to a peer that is gone."""
-        for work in list(self._works.values()):
-            if work.next != peer or not self._awaits_next(work):
-                continue
-            if peer == work.id.data_node:
-                await self._forget(work)
-            else:
-                self._uncount(work, is_fault=True)
-                await self._report_failure(work, "the next hop is gone")
+    # --- commit and release ----------------------------------------------------------------
 
-    async def _end_redrive(self, work: Work) -> None:
-        """Only the holder that lost this gradient accumulates it; the others just pass it on."""
-        ctx = self._ctx
-        work.is_over = True
-        slot = (work.id.data_node, work.id.slot)
-        if ctx.stage == work.target_stage and work.target == ctx.me:
-            await ctx.compute("commit", lambda: self._commit_redriven(work.id, slot))
-            if slot in self.redriven:
-                self.redriven[slot].set()
-        else:
-            await ctx.compute("commit", lambda: ctx.state.discard(work.id))
+    async def on_commit(self, message: Commit, sender: PeerId) -> None:
+        """Add the weight gradient to the sums, once, if the path names me; else free its place.
 
-    def _commit_redriven(self, work_id: WorkId, slot: SlotId) -> None:
-        """In the worker: only while the closing waits for it, or two holders might have it."""
-        if slot in self.redriven and self._ledger.has_room_for(work_id):
-            self._ctx.state.commit(work_id, self._ctx.group_of(work_id))
-            self._ledger.commit(work_id)
-        else:
-            self._ctx.state.discard(work_id)
+        Others than the data node pass it on to those who worked in vain.
+        """
+        work = self._works.get(message.work)
+        is_from_data_node = sender == message.data_node
+        if self._ledger.names_me(message.data_node, message.path):
+            if is_from_data_node:
+                await self._commit_and_tell(message, work)
+        elif is_from_data_node or (work is not None and sender in work.contacts):
+            await self._lose_out(message, work, sender)
+
+    async def _commit_and_tell(self, message: Commit, work: Passage | None) -> None:
+        if work is not None:
+            work.commit = message
+        async with trio.open_nursery() as nursery:
+            if work is not None:
+                nursery.start_soon(self._ctx.send_all, branch_losers(work, message.path), message)
+            await self.commit(message.work)
+            await self._ctx.faults.reach("after_commit", message.step)
+
+    async def _lose_out(self, message: Commit, work: Passage | None, sender: PeerId) -> None:
+        """Another branch counts."""
+        if work is None:
+            self._released.add(message.work)
+            return
+        losers = [p for p in branch_losers(work, message.path) if p != sender]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ctx.send_all, losers, message)
+            await self.on_release(message.work)
+
+    async def commit(self, work_id: WorkId) -> None:
+        """Move a pending gradient into the sums; other tries at its slot are over."""
+        if not self.sums.has_pending(work_id):
+            return
+        if not await self.sums.commit(work_id):
+            await self.on_release(work_id)
+            return
+        work = self._works[work_id]
+        work.end()
+        self._ctx.observer.count("microbatches_committed", stage=str(self._ctx.stage))
+        self._gauge_capacity()
+        for other in [w for w in self._works.values() if _same_slot(w.id, work_id)]:
+            if other is not work:
+                await self.on_release(other.id)
+
+    async def on_release(self, work_id: WorkId) -> None:
+        """Forget a try that another one replaces, or that served its purpose."""
+        self._released.add(work_id)
+        work = self._works.get(work_id)
+        slot = (work_id.data_node, work_id.slot)
+        if work is not None and self._ledger.committed.get(slot) != work_id.attempt:
+            await self._forget(work)
+
+    async def _forget(self, work: Passage) -> None:
+        """Free the place at once; what the stage keeps goes as soon as the worker is free."""
+        if self._works.pop(work.id, None) is None:
+            return
+        self._released.add(work.id)
+        self.sums.drop(work.id)
+        work.output = work.gradient = None
+        work.end()
+        self._ahead.uncount_all(work)
+        self._gauge_capacity()
+        await self._ctx.compute("commit", lambda: self._ctx.state.discard(work.id))
+
+    def _gauge_capacity(self) -> None:
+        self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
+
+    # --- failures --------------------------------------------------------------------------
 
     async def _refuse(
-        self, work: Work, error: NonFinite | ProtocolViolation, sender: PeerId
+        self, work: Passage, error: NonFinite | ProtocolViolation, sender: PeerId
     ) -> None:
         """The microbatch is tried elsewhere, and the peer that sent such a tensor is named."""
         self._ctx.observer.count("errors", code=error.code)
@@ -355,33 +379,11 @@ class HolderFlow:
         )
         await self._report_failure(work, error.cause)
 
-    async def _report_failure(self, work: Work, reason: str) -> None:
+    async def _report_failure(self, work: Passage, reason: str) -> None:
         await self._forget(work)
-        message = Failed(
-            step=work.id.step, data_node=work.id.data_node, slot=work.id.slot,
-            attempt=work.id.attempt, stage=self._ctx.stage, reason=reason[:200],
-        )  # fmt: skip
+        message = about(Failed, work.id, stage=self._ctx.stage, reason=reason[:200])
         await self._ctx.try_send(work.id.data_node, message)
-
-    async def _forget(self, work: Work) -> None:
-        """Free the slot at once; what the stage keeps goes as soon as the worker is free."""
-        if work.is_forgotten:
-            return
-        self._released.add(work.id)
-        work.is_forgotten, work.is_over, work.is_pending = True, True, False
-        work.output = None
-        if work.purpose == "eval":
-            self._works.pop(work.id, None)
-        self._ctx.observer.gauge("capacity_used", self.num_open / self._ctx.capacity)
-        await self._ctx.compute("commit", lambda: self._ctx.state.discard(work.id))
 
 
 def _same_slot(a: WorkId, b: WorkId) -> bool:
     return (a.data_node, a.slot) == (b.data_node, b.slot)
-
-
-def _about(kind: type[Busy], message: Forward, *, stage: int) -> Busy:
-    return kind(
-        step=message.step, data_node=message.data_node, slot=message.slot,
-        attempt=message.attempt, stage=stage,
-    )  # fmt: skip

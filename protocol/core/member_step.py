@@ -25,16 +25,19 @@ from protocol.messages import (
     Boundary,
     Busy,
     Commit,
+    Computed,
     Decision,
     Failed,
     FetchBoundary,
     FetchState,
     FlowMessage,
     Forward,
+    HopLost,
     Ledger,
     Message,
     Redrive,
     Release,
+    Resume,
     StepClose,
 )
 from protocol.ports import Envelope, PeerChange
@@ -64,6 +67,7 @@ class MemberStep:
         self._open: Counter[PeerId] = Counter()
         self._term_scope = trio.CancelScope()
         self._over = trio.Event()
+        ctx.times.keep_only(decision.members)
         self.started_at = trio.current_time()
 
     def deliver(self, envelope: Envelope) -> None:
@@ -115,8 +119,12 @@ class MemberStep:
 
     async def on_decision(self, decision: Decision) -> None:
         """A new term of the same step: the roster changed, the closing starts again."""
+        left = set(self.decision.members) - set(decision.members)
         self.decision = decision
+        self._ctx.times.keep_only(decision.members)
         await self.flow.on_decision(decision)
+        for peer in sorted(left):  # its session may well be up: it was suspected, or lags
+            self.on_change(PeerChange(peer, False, "left the roster"))
         self._term_scope.cancel()
 
     # --- messages --------------------------------------------------------------------------
@@ -157,6 +165,8 @@ class MemberStep:
             await self.flow.on_forward(envelope)
         elif isinstance(message, Backward):
             await self.flow.on_backward(envelope)
+        elif isinstance(message, Computed):
+            await self.flow.on_computed(message, sender)
         elif isinstance(message, Busy):
             await self.flow.on_busy(message, sender)
         elif isinstance(self.flow, HolderFlow):
@@ -165,14 +175,21 @@ class MemberStep:
             await self._dispatch_to_data_node(self.flow, envelope)
 
     async def _dispatch_to_holder(self, flow: HolderFlow, envelope: Envelope) -> None:
-        """A data node's word counts for its own microbatches, while it belongs to the step."""
+        """A data node's word counts for its own microbatches, while it belongs to the step.
+
+        A neighbour may pass on which path it named.
+        """
         message = envelope.message
-        if not isinstance(message, Commit | Release) or envelope.sender != message.data_node:
+        if not isinstance(message, Commit | Release | Resume):
             return
         if message.data_node not in self.decision.data_nodes:
             return
         if isinstance(message, Commit):
-            await flow.on_commit(message)
+            await flow.on_commit(message, envelope.sender)
+        elif envelope.sender != message.data_node:
+            return
+        elif isinstance(message, Resume):
+            await flow.on_resume(message)
         else:
             await flow.on_release(message.work)
 
@@ -180,16 +197,14 @@ class MemberStep:
         message = envelope.message
         if isinstance(message, Failed) and message.data_node == self._ctx.me:
             flow.on_failed(message, envelope.sender)
+        elif isinstance(message, HopLost) and message.data_node == self._ctx.me:
+            await flow.on_hop_lost(message, envelope.sender)
         elif isinstance(message, Redrive) and message.data_node == self._ctx.me:
             await flow.on_redrive(message, envelope.sender)
 
     async def _on_change(self, change: PeerChange) -> None:
-        if change.is_up:
-            return
-        if isinstance(self.flow, HolderFlow):
+        if not change.is_up:
             await self.flow.on_peer_down(change.peer)
-        else:
-            self.flow.on_peer_down(change.peer)
 
     # --- closing ---------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class Repair:
         assert isinstance(self._flow, HolderFlow)
         slot = (work.data_node, work.slot)
         message = Redrive(**work._asdict(), stage=self._ctx.stage)
-        arrived = self._flow.redriven[slot] = trio.Event()
+        arrived = self._flow.sums.redriven[slot] = trio.Event()
         try:
             with trio.move_on_after(self._ctx.deadlines.step_stall_s):
                 while not arrived.is_set():
@@ -116,4 +116,4 @@ class Repair:
                 return
             raise PeerTimeout(f"{work.data_node} did not drive slot {work.slot} again")
         finally:
-            self._flow.redriven.pop(slot, None)
+            self._flow.sums.redriven.pop(slot, None)

@@ -115,7 +115,7 @@ class Busy(FlowMessage):
 
 
 class Computed(FlowMessage):
-    """To whoever sent the tensor: ``stage`` has computed it. The sign of life that is waited for."""
+    """To whoever sent the tensor: ``stage`` has computed it, the sign of life waited for."""
 
     kind: Literal["computed"] = "computed"
     stage: Stage

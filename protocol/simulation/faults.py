@@ -21,6 +21,8 @@ POINTS: tuple[str, ...] = (
     "after_forward", "after_input_gradient", "after_commit", "before_close", "in_reconcile",
     "in_reduce", "after_prepared", "before_apply", "after_apply", "in_state_transfer",
 )  # fmt: skip
+# Points of a microbatch that random scripts leave to the tests of repair on the path.
+PATH_POINTS: tuple[str, ...] = ("before_backward",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class SimulatedFaultPoints:
 
     async def reach(self, point: str, step: int) -> None:
         """Let what the script says happen here; a killed node does not return from it."""
-        if point not in POINTS:
+        if point not in POINTS + PATH_POINTS:
             raise ValueError(f"{point} is not a fault point")
         for fault in self._injector.due(self._node, point, step):
             self._injector.fire(fault)
