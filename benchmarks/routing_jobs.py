@@ -84,7 +84,7 @@ def _numbers(network: RoutingNetwork, trial: Trial) -> dict[str, Any]:
         "optimal_flow": last.best.flow,
         "ratio": last.ratio,
         "fair_mean_s": fair.mean_s,
-        "curve": {p.tick: p.ratio for p in points if p.tick in CURVE_TICKS and p.is_full},
+        "curve": {p.tick: p.ratio if p.is_full else None for p in points if p.tick in CURVE_TICKS},
         "held": sum(p.is_full for p in points[-quarter:]) / quarter,
         "to_max_flow": trial.rounds_to_max_flow,
         "to_converge": trial.rounds_to_converge,

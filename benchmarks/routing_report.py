@@ -73,11 +73,11 @@ def _curves(results: Sequence[Result]) -> str:
     for family, found in _by_family(results, "cost"):
         cells = []
         for tick in CURVE:
-            known = [r["curve"][tick] for r in found if tick in r["curve"]]
-            whole = (
-                f"{statistics.median(known):.4f}" if len(known) == len(found) else "flows missing"
-            )
-            cells.append(whole if int(tick) <= found[0]["ticks"] else "")
+            noted = [r["curve"][tick] for r in found if tick in r["curve"]]
+            known = [ratio for ratio in noted if ratio is not None]
+            is_whole = known and len(known) == len(noted)
+            missing = "flows missing" if noted else ""
+            cells.append(f"{statistics.median(known):.4f}" if is_whole else missing)
         rows.append((family, *cells))
     return _section("The median over time, by ticks", ("family", *CURVE), rows, "")
 
@@ -192,7 +192,7 @@ def _by_family(results: Sequence[Result], table: str) -> list[tuple[str, list[Re
 
 def _target(family: str) -> str:
     for start, (median, worst) in TARGETS.items():
-        if family.startswith(start + ","):
+        if family.startswith(start):
             return f"{median}" if worst is None else f"{median}, worst {worst}"
     return ""
 
