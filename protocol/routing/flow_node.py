@@ -330,6 +330,8 @@ class FlowNode:
         if ctx.tick % ctx.settings.refresh_ticks == self._phase:
             for peer, seen in ctx.view.next.items():
                 seen.link_s = ctx.link_s(peer)
+            for edge in ctx.table.outs.values():
+                edge.link_s = ctx.link_s(edge.peer)
             limit = ctx.tick - ctx.settings.forget_ticks
             ctx.view.subscribers = {p: t for p, t in ctx.view.subscribers.items() if t > limit}
 

@@ -145,7 +145,10 @@ class Tokens:
         ctx, changes = self._ctx, message.changes
         refusal = TokenVote(token=message.token, is_ok=False)
         gone = self._edges(changes)
-        if gone is None or any(edge.token for edge in gone) or not self._knows(changes):
+        is_mine = any(ctx.me in change[1:3] for change in changes)
+        if not is_mine or gone is None or any(edge.token for edge in gone):
+            return refusal
+        if not self._knows(changes):
             return refusal
         extra = self._extra_units(changes)
         is_growing = sum(1 if change[0] else -1 for change in changes) > 0
@@ -265,8 +268,10 @@ class Tokens:
         for i, change in enumerate(held.changes):
             if ctx.me not in change[1:3]:
                 continue
-            if change[0]:
+            if change[0] and i in priced:
                 new.append(self._new_edge(change, priced[i]))
+            elif change[0]:
+                continue
             else:
                 gone += self._edges([change]) or []
         ctx.table.exchange(gone, new, ctx.tick)
