@@ -63,6 +63,7 @@ class Context:
     next_id: int = 0
     pending: dict[int, Pending] = field(default_factory=dict)
     reserved: int = 0  # units of capacity promised to tokens
+    num_held: int = 0  # tokens whose end is awaited
     outbox: list[Send] = field(default_factory=list)
     last_change: tuple[float, str] | None = None
     is_draining: bool = False

@@ -122,7 +122,8 @@ class Healing:
         mine = {known[0] for known in check.to_sink}
         back = tuple(sorted(e for e in theirs if (sender, e) not in ctx.table.ins))
         gone = tuple(sorted(e for e in mine if not self._is_mine(sender, e)))
-        if back or gone:
+        # while a token's end is awaited, what is unknown here may be what it adds
+        if (back or gone) and not ctx.num_held:
             ctx.send(sender, FlowRelease(cancelled=gone, pushed_back=back))
         limit = ctx.tick - ctx.settings.grace_ticks
         for inflow in [e for e in ctx.table.ins.values() if e.peer == sender]:

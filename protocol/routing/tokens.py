@@ -167,6 +167,7 @@ class Tokens:
             edge.token = message.token
         extra = max(0, extra)
         ctx.reserved += extra
+        ctx.num_held += 1
         self._held[message.token] = Held(
             message.token, initiator, changes, extra, ctx.tick, new_ids
         )
@@ -257,6 +258,7 @@ class Tokens:
 
     def _unlock(self, held: Held) -> None:
         self._ctx.reserved -= held.reserved
+        self._ctx.num_held -= 1
         edges: list[InEdge | OutEdge] = [*self._ctx.table.ins.values()]
         for edge in [*edges, *self._ctx.table.outs.values()]:
             if edge.token == held.token:
