@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -14,10 +14,11 @@ from step_kit import KEYS, PEERS, SWARM, digest_of, manifest_of
 from protocol.averaging import ExactAverager
 from protocol.core.context import Context
 from protocol.core.journal import MemoryJournal
+from protocol.core.passage import about
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerGone
 from protocol.keys import NodeKey, PeerId
-from protocol.messages import Decision, Forward, Message, WorkId
+from protocol.messages import Backward, Computed, Decision, Forward, Message, WorkId
 from protocol.ports import Envelope, JobKind, Tensor
 from protocol.routing import FlowRouter, MeasuredCosts
 from protocol.simulation.host import VirtualHost
@@ -42,9 +43,16 @@ class NoPoints:
 
 @dataclass
 class FakeNetwork:
-    """Takes all that is sent, but for the peers that are ``gone``."""
+    """Takes all that is sent, but for the peers that are ``gone``.
+
+    With ``hear`` set, whoever gets a tensor says at once that it computed it, but for those that
+    are ``silent``.
+    """
 
     peer_id: PeerId
+    nursery: trio.Nursery | None = None
+    hear: Callable[[Computed, PeerId], Awaitable[None]] | None = None
+    silent: set[PeerId] = field(default_factory=set)
     sent: list[tuple[PeerId, Message, tuple[Tensor, ...]]] = field(default_factory=list)
     gone: set[PeerId] = field(default_factory=set)
     dropped: list[PeerId] = field(default_factory=list)
@@ -55,6 +63,14 @@ class FakeNetwork:
         if peer in self.gone:
             raise PeerGone("it is gone")
         self.sent.append((peer, message, tuple(tensors)))
+        if self.hear and self.nursery and peer not in self.silent:
+            self._answer(peer, message)
+
+    def _answer(self, peer: PeerId, message: Message) -> None:
+        if isinstance(message, Forward | Backward):
+            is_backward = isinstance(message, Backward)
+            said = about(Computed, message.work, stage=message.stage, is_backward=is_backward)
+            self.nursery.start_soon(self.hear, said, peer)
 
     def rtt_s(self, peer: PeerId) -> float | None:
         return None
@@ -110,7 +126,7 @@ def bench_of(
     timeline = Timeline()
     nursery.start_soon(timeline.run)
     host = VirtualHost("n", key.peer_id, timeline, cost_s=COSTS if costs is None else costs)
-    network, observer = FakeNetwork(key.peer_id), TracingObserver("n", Trace())
+    network, observer = FakeNetwork(key.peer_id, nursery), TracingObserver("n", Trace())
     manifest, looped = manifest_of(num_stages, authorities=authorities), []
     ctx = Context(
         key=key, manifest=manifest, swarm=SWARM, network=network, runner=VirtualRunner(host),

@@ -44,6 +44,7 @@ class Member:
         self.decision = decision
         self.ledger = StepLedger(ME, 1, 0)
         self.flow = HolderFlow(self.bench.ctx, decision, self.ledger)
+        self.bench.network.hear = self.flow.on_computed
         self.repair = Repair(self.bench.ctx, self.ledger, self.flow)
         self.closing = Closing(self.bench.ctx, self.ledger, self.flow, self.repair)
         self.bench.ctx.router.on_decision(decision, trio.current_time())
@@ -53,7 +54,7 @@ class Member:
         for slot in slots:
             work = WorkId(0, D, slot, 0)
             await self.flow.on_forward(forward(work, 1))
-            back = Backward(**work._asdict(), stage=1, path=(ME, Z))
+            back = Backward(**work._asdict(), stage=1, path=(Z,))
             await self.flow.on_backward(Envelope(Z, back, (activation(slot),)))
             await self.flow.commit(work)
         assert sorted(slot for _, slot in self.ledger.committed) == sorted(slots)
@@ -139,7 +140,7 @@ async def test_commits_that_were_lost_are_settled_by_the_close(
     await member.has_committed(0)
     work = WorkId(0, D, 1, 0)
     await member.flow.on_forward(forward(work, 1))
-    back = Backward(**work._asdict(), stage=1, path=(ME, Z))
+    back = Backward(**work._asdict(), stage=1, path=(Z,))
     await member.flow.on_backward(Envelope(Z, back, (activation(1),)))
     member.close()
     await member.run()
@@ -254,7 +255,7 @@ async def test_a_neighbour_without_the_tensor_means_another_drive(
     assert (asked.slot, asked.stage) == (0, 1)
     again = WorkId(0, D, 0, 1)
     await member.flow.on_forward(forward(again, 1, purpose="redrive", target_stage=1, target=ME))
-    back = Backward(**again._asdict(), stage=1, path=(ME, Z))
+    back = Backward(**again._asdict(), stage=1, path=(Z,))
     await member.flow.on_backward(Envelope(Z, back, (activation(0),)))
     await trio.sleep(10)
     assert await member.counted() == [1, 1, 0, 0]

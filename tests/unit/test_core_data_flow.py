@@ -17,8 +17,10 @@ from protocol.messages import (
     Commit,
     Failed,
     Forward,
+    HopLost,
     Redrive,
     Release,
+    Resume,
     StepClose,
     WorkId,
 )
@@ -39,6 +41,7 @@ class DataNode:
         self.bench: Bench = bench_of(nursery, KEYS[0], 0)
         self.ledger = StepLedger(ME, 0, 0)
         self.flow = DataFlow(self.bench.ctx, decision, self.ledger)
+        self.bench.network.hear = self.flow.on_computed
         self.bench.ctx.router.on_decision(decision, trio.current_time())
         self.closes: list[StepClose] = []
         self._nursery = nursery
@@ -58,13 +61,21 @@ class DataNode:
                 await trio.sleep(0.1)
         return self.bench.network.of(Forward)[number]
 
-    def last_hop(self, message: Forward, path=(X, Z)) -> Envelope:
-        """What comes back from the last stage."""
+    def hops(self) -> list[str]:
+        """Who was sent an activation, in order."""
+        return [
+            peer for peer, message, _ in self.bench.network.sent if isinstance(message, Forward)
+        ]
+
+    def last_hop(self, message: Forward, path=()) -> Envelope:
+        """What comes back from the last stage; by default from where it was sent last."""
+        path = path or (self.hops()[-1], Z)
         return forward(message.work, 3, path, purpose=message.purpose)
 
-    def gradient(self, message: Forward, sender=X) -> Envelope:
-        back = Backward(**message.work._asdict(), stage=0, path=(X, Z))
-        return Envelope(sender, back, (activation(message.slot),))
+    def gradient(self, message: Forward) -> Envelope:
+        path = (self.hops()[-1], Z)
+        back = Backward(**message.work._asdict(), stage=0, path=path)
+        return Envelope(path[0], back, (activation(message.slot),))
 
     async def bring_home(self, message: Forward) -> None:
         await self.flow.on_forward(self.last_hop(message))
@@ -173,25 +184,61 @@ async def test_an_activation_counts_along_a_path_of_the_roster_from_its_last_hop
 
 
 async def test_a_first_hop_that_swallows_a_try_is_barred(autojump_clock, node: DataNode) -> None:
-    """It answers nothing for a whole deadline, and must not look idle then."""
+    """It gives no sign of life, and must not look idle then; another one gets the same try."""
+    node.bench.network.silent = {X, Y}
     await node.drive()
-    (swallower,) = [p for p, m, _ in node.bench.network.sent if isinstance(m, Forward)]
-    await trio.sleep(node.bench.ctx.deadlines.flow_s)
+    (swallower,) = node.hops()
+    await trio.sleep(node.bench.ctx.deadlines.hop_s)
     again = await node.next_forward(1)
-    assert again.work.attempt == 1
-    peers = [p for p, m, _ in node.bench.network.sent if isinstance(m, Forward)]
-    assert peers[1] != swallower
+    assert (again.work.attempt, again.is_repair) == (0, True)
+    assert node.hops()[1] != swallower
     assert node.bench.ctx.router._loads._peers[swallower].outstanding == 0
 
 
-async def test_a_holder_that_leaves_takes_its_tries_along(autojump_clock, node: DataNode) -> None:
+async def test_a_try_that_never_comes_back_is_issued_again(autojump_clock, node: DataNode) -> None:
     await node.drive()
-    (first_hop,) = [p for p, m, _ in node.bench.network.sent if isinstance(m, Forward)]
-    stay = tuple(p for p in (X, Y) if p != first_hop)
-    decision = decision_of([(ME,), stay, (Z, V)], term=2, quota=1)
-    node.bench.ctx.router.on_decision(decision, trio.current_time())
-    await node.flow.on_decision(decision)
+    await trio.sleep(node.bench.ctx.deadlines.flow_s)
     assert (await node.next_forward(1)).work.attempt == 1
+
+
+@pytest.mark.parametrize("is_home", [False, True])
+async def test_a_first_hop_that_is_gone_is_replaced(
+    autojump_clock, node: DataNode, is_home: bool
+) -> None:
+    """If the activation came home, those behind the lost one need not compute it again."""
+    first = await node.drive()
+    (lost,) = node.hops()
+    (other,) = {X, Y} - {lost}
+    if is_home:
+        await node.flow.on_forward(node.last_hop(first, (lost, Z)))
+    node.start(node.flow.on_peer_down, lost)
+    again = await node.next_forward(1)
+    assert (again.work, again.is_repair) == (first.work, True)
+    assert again.route == ((Z,) if is_home else ())
+    assert node.hops() == [lost, other]
+
+
+async def test_a_holder_before_the_lost_one_is_told_where_to_resume(
+    autojump_clock, node: DataNode
+) -> None:
+    first = await node.drive()
+    (hop,) = node.hops()
+    await node.flow.on_forward(node.last_hop(first, (hop, Z)))
+    lost = HopLost(**first.work._asdict(), stage=2, peer=Z, before=hop)
+    await node.flow.on_hop_lost(lost, hop)
+    (resume,) = node.bench.network.of(Resume, hop)
+    assert (resume.stage, resume.peer, resume.route) == (2, Z, ())
+
+
+@pytest.mark.parametrize(("sender", "before"), [(STRANGER, STRANGER), (Z, X), (X, Y), (ME, X)])
+async def test_only_neighbours_say_that_a_hop_is_lost(
+    autojump_clock, node: DataNode, sender, before
+) -> None:
+    first = await node.drive()
+    await node.flow.on_forward(node.last_hop(first, (node.hops()[0], Z)))
+    lost = HopLost(**first.work._asdict(), stage=2, peer=Z, before=before)
+    await node.flow.on_hop_lost(lost, sender)
+    assert node.bench.network.of(Resume) == []
 
 
 async def test_a_committed_slot_is_driven_again_for_who_lost_it(
