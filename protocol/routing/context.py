@@ -105,7 +105,7 @@ class Context:
         young = self.tick - self.settings.stub_ticks
         stubs = 0
         if not is_growing:
-            stubs = sum(not e.is_live and e.born > young for e in self.table.outs.values())
+            stubs = sum(not e.is_live and e.idle_since > young for e in self.table.outs.values())
         return self.table.num_live() + self.reserved + stubs
 
     def link_s(self, peer: PeerId) -> float:

@@ -71,6 +71,8 @@ class Healing:
         for edge_id, from_s, link_s in costs.from_source:
             inflow = table.ins.get((sender, edge_id))
             if inflow is not None:
+                if from_s is None and inflow.is_live:
+                    inflow.dead_since = self._ctx.tick
                 inflow.from_s = math.inf if from_s is None else from_s
                 inflow.link_s = link_s
         if not self._ctx.is_data_node:

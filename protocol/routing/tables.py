@@ -22,6 +22,7 @@ class InEdge:
     born: int
     out: OutEdge | None = None
     unpaired_since: int = 0
+    dead_since: int = 0  # when it last ceased to reach its source
     told_s: float = -1.0  # the cost to the sink that the upstream end knows
     token: int = 0  # locked by this token
 
@@ -55,6 +56,11 @@ class OutEdge:
     def is_live(self) -> bool:
         """Whether a flow from its source uses it (at a relay)."""
         return self.into is not None and self.into.is_live
+
+    @property
+    def idle_since(self) -> int:
+        """Since when no flow from its source has used it."""
+        return max(self.born, self.unpaired_since, self.into.dead_since if self.into else 0)
 
 
 class FlowTable:

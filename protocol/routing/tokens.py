@@ -233,7 +233,7 @@ class Tokens:
         ctx = self._ctx
         idle = [e for e in ctx.table.outs.values() if not e.is_live and not e.token]
         if not is_growing:
-            idle = [e for e in idle if e.born <= ctx.tick - ctx.settings.stub_ticks]
+            idle = [e for e in idle if e.idle_since <= ctx.tick - ctx.settings.stub_ticks]
         idle.sort(key=lambda edge: edge.into is not None)
         for outflow in idle[:num]:
             inflow = outflow.into
