@@ -13,7 +13,7 @@ from node.client import ControlClient
 from node.config import load_config
 from node.identity import load_key
 from node.paths import StatePaths, state_paths
-from node.status import NodeStatus, PeerStatus, Setting
+from node.status import FlowStatus, NodeStatus, PeerStatus, Setting
 from protocol.errors import Unreachable
 
 identity_app = typer.Typer(help="Who this node is.", no_args_is_help=True)
@@ -43,6 +43,9 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "committed, last hour": f"{answer.committed_last_hour} microbatches",
         "committed, in total": f"{answer.committed_total} microbatches",
         "speed": f"{answer.tokens_per_s:.0f} tokens/s",
+        "flows": f"{answer.flows.num_in} in, {answer.flows.num_out} out",
+        "cost to the data node": _cost(answer.flows),
+        "last re-routing": _rerouting(answer.flows),
         "received": size(answer.bytes_in),
         "sent": size(answer.bytes_out),
         "peers": answer.peers,
@@ -61,6 +64,16 @@ def _loss(value: float | None, step: int | None) -> str:
     if value is None or step is None:
         return "not known yet"
     return f"{value:.4f} nats per token (step {step + 1})"
+
+
+def _cost(flows: FlowStatus) -> str:
+    return "no flows yet" if flows.cost_s is None else f"{flows.cost_s * 1000:.0f} ms"
+
+
+def _rerouting(flows: FlowStatus) -> str:
+    if flows.rerouted_age_s is None:
+        return "none"
+    return f"{duration(flows.rerouted_age_s)} ago: {flows.rerouted_why}"
 
 
 def _problem(answer: NodeStatus) -> str:

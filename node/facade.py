@@ -10,10 +10,11 @@ import torch
 import trio
 
 from node.config import LoadedConfig
+from node.flows import flow_status
 from node.journal import FileJournal
 from node.metrics import Metrics
 from node.registration import Registration
-from node.status import NodeState, NodeStatus, PeerStatus, Setting, StepStatus
+from node.status import FlowStatus, NodeState, NodeStatus, PeerStatus, Setting, StepStatus
 from node.totals import Totals
 from node.transport.network import Libp2pNetwork
 from node.watchdog import Progress
@@ -103,7 +104,13 @@ class Facade:
             state_bytes=int(metrics.value("state_bytes")),
             seconds_to_first_commit=self.first_commit_s,
             progress_age_s=self._progress.age_s,
+            flows=self._flows(core),
         )
+
+    def _flows(self, core: NodeCore | None) -> FlowStatus:
+        if core is None:
+            return FlowStatus()
+        return flow_status(core.routing.router.report, trio.current_time())
 
     async def peers(self) -> Sequence[PeerStatus]:
         """The nodes that this one knows, from their records and its sessions."""

@@ -60,6 +60,7 @@ def _gauge(name: str, unit: str, help_: str, *labels: str) -> MetricSpec:
 METRICS: tuple[MetricSpec, ...] = (
     _counter("microbatches_committed", "microbatches", "Microbatches that count.", "stage"),
     _counter("microbatches_reissued", "microbatches", "Tries that another one replaced."),
+    _counter("path_repairs", "hops", "Lost or silent next hops that this node replaced."),
     _counter(
         "microbatches_recomputed", "microbatches", "Microbatches computed again after a loss."
     ),
@@ -81,7 +82,11 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("clock_offset_seconds", "seconds", "How far peers' clocks are ahead, the middle one."),
     _gauge("loop_lag_seconds", "seconds", "How late the event loop last woke up."),
     _gauge("sidecar_up", "boolean", "1 while the DHT side-car answers."),
-    _gauge("paused", "boolean", "1 while the authorities say that a stage has no holder with its state."),
+    _gauge(
+        "paused",
+        "boolean",
+        "1 while a stage has no holder with its state.",
+    ),
     _gauge("registered", "boolean", "1 while another peer can read this node's record."),
     _gauge("update_norm", "norm", "L2 norm of the last update of this stage's weights."),
     _gauge("gradient_norm", "norm", "L2 norm of this stage's last averaged gradient."),

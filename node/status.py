@@ -26,6 +26,40 @@ class Problem(Answer):
     hint: str | None = None  # what the owner can do
 
 
+class FlowLink(Answer):
+    """The units of flow between this node and a neighbour, for one data node.
+
+    A unit is room for one microbatch. ``link_s`` is the cost of that link, ``to_data_node_s`` the
+    mean cost of what follows it.
+    """
+
+    peer: str
+    data_node: str
+    units: int
+    link_s: float
+    to_data_node_s: float
+
+
+class FlowStatus(Answer):
+    """The flows through this node; ``cost_s`` is their mean cost from here to the data node."""
+
+    incoming: tuple[FlowLink, ...] = ()
+    outgoing: tuple[FlowLink, ...] = ()
+    cost_s: float | None = None
+    rerouted_age_s: float | None = None
+    rerouted_why: str | None = None
+
+    @property
+    def num_in(self) -> int:
+        """Units that arrive here."""
+        return sum(link.units for link in self.incoming)
+
+    @property
+    def num_out(self) -> int:
+        """Units that leave here."""
+        return sum(link.units for link in self.outgoing)
+
+
 class NodeStatus(Answer):
     """Who this node is, what it serves and how it fares.
 
@@ -59,6 +93,7 @@ class NodeStatus(Answer):
     state_bytes: int = 0
     seconds_to_first_commit: float | None = None
     progress_age_s: float | None = None
+    flows: FlowStatus = FlowStatus()
 
 
 class PeerStatus(Answer):

@@ -38,6 +38,7 @@ EXPOSED = {
     "shoal_peers",
     "shoal_progress_age_seconds",
     "shoal_queue_depth",
+    "shoal_path_repairs_total",
     "shoal_paused",
     "shoal_registered",
     "shoal_reroutings_total",
@@ -263,3 +264,16 @@ async def test_a_stalled_loop_is_told(mock_clock: trio.testing.MockClock) -> Non
         await trio.testing.wait_all_tasks_blocked()
         assert metrics.value("loop_lag_seconds") == 3.0
         nursery.cancel_scope.cancel()
+
+
+def test_whatever_the_code_counts_is_in_the_table() -> None:
+    """An unknown name raises, and only where the thing that it counts happens."""
+    root, known = Path(__file__).parents[2], {spec.name for spec in METRICS}
+    counted = {
+        name
+        for package in ("protocol", "node", "stages")
+        for file in (root / package).rglob("*.py")
+        for name in re.findall(r"(?:observer|metrics)\.(?:count|gauge)\(\s*\"(\w+)\"", file.read_text())
+    }
+    assert len(counted) > 10
+    assert counted <= known
