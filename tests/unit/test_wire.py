@@ -111,7 +111,7 @@ SAMPLES: tuple[Message, ...] = (
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN: dict[str, str] = {
-    "presence": "0fa301ff",
+    "presence": "b8d520f2",
     "assign": "a699238d",
     "step_open": "fffdf826",
     "prepare": "e8c3a7c8",
