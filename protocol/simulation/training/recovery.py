@@ -32,6 +32,8 @@ class Recoveries:
         if stage in self._run.closing.aggregated:
             return
         for microbatch in list(self._run.microbatches):
+            if microbatch.phase is Phase.FORWARD and self._run.policy.gives_up(microbatch, node):
+                self.restart(microbatch)
             if microbatch.phase is not Phase.WAITING:
                 self._repairs_from(microbatch, node)
             if microbatch.phase is not Phase.WAITING and microbatch.path[stage] == node:

@@ -101,7 +101,24 @@ class Policy:
 
     def replacement(self, microbatch: Microbatch, stage: int) -> int:
         """Return the holder that computes ``stage`` again."""
-        return self.next_hop(microbatch, stage)
+        return self.earliest(microbatch, stage)
+
+    def gives_up(self, microbatch: Microbatch, node: int) -> bool:
+        """Whether a microbatch on its way forward cannot go round a dead node."""
+        return False
+
+    def earliest(self, microbatch: Microbatch, stage: int) -> int:
+        """The holder that would be done first, with all that it holds; work spreads evenly so."""
+        world, fleet = self.world, self.world.fleet
+        before, gone = microbatch.path[stage - 1], microbatch.path[stage]
+        holders = [n for n in world.holders(stage) if n != gone] or list(world.holders(stage))
+
+        def done_s(node: int) -> tuple[float, int]:
+            held = fleet.capacity(node) - world.room(node)
+            link_s = fleet.link_s(before, node) if before is not None else 0.0
+            return (held + 1) * fleet.compute_s(node) + link_s, node
+
+        return min(holders, key=done_s)
 
     def answered(self, microbatch: Microbatch, stage: int, seconds: float, size: float) -> None:
         """A holder did its part, ``seconds`` after it was sent to it; backward has more size."""

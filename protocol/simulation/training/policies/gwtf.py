@@ -194,7 +194,7 @@ class Gwtf(Policy):
     def replacement(self, microbatch: Microbatch, stage: int) -> int:
         """A holder with an unpaired unit or room: it needs no way onward, only its stage."""
         self._give_back(microbatch, stage)
-        return self._beside(microbatch.holder(stage - 1), stage, microbatch.path[stage])
+        return self.earliest(microbatch, stage)
 
     def ended(self, microbatch: Microbatch) -> None:
         """Its units are free again."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from protocol.simulation.training.microbatch import Microbatch
-from protocol.simulation.training.policies.base import Policy, Recovery
+from protocol.simulation.training.policies.base import Policy, Recovery, World
 
 _PETALS_HOP_S = 0.018
 _PETALS_FULL_S = 10.0
@@ -12,10 +14,20 @@ _PETALS_FULL_S = 10.0
 class Greedy(Policy):
     """The cheapest path (d_ij) through whoever has room, planned when a microbatch starts.
 
-    An oracle: it knows everybody's room at every moment, and uses it without sending a message.
+    An oracle: it knows everybody's room at every moment, what other plans will take of it too, and
+    uses that without sending a message.
     """
 
     name = "greedy"
+
+    def attach(self, world: World, stages: dict[int, int]) -> dict[int, int]:
+        """Nothing is planned yet."""
+        self._planned: Counter[int] = Counter()
+        return super().attach(world, stages)
+
+    def room(self, node: int) -> int:
+        """Return what a holder has room for, beside those that are planned to come."""
+        return self.world.room(node) - self._planned[node]
 
     def weight_s(self, source: int, target: int) -> float:
         """Return what a hop is worth; who is full is passed over as long as anybody is not."""
@@ -23,7 +35,7 @@ class Greedy(Policy):
         return self.world.fleet.cost_s(source, target) + full_s
 
     def _full_s(self, node: int) -> float:
-        missing = 1 - self.world.room(node)
+        missing = 1 - self.room(node)
         return missing * 1e3 if missing > 0 else 0.0
 
     def started(self, microbatch: Microbatch) -> None:
@@ -42,15 +54,23 @@ class Greedy(Policy):
             (self.weight_s(sink, first) + cost_s, (first, *path))
             for first, (cost_s, path) in best.items()
         )
+        microbatch.plan = microbatch.plan[:-1]
+        self._planned.update(microbatch.plan)
 
     def next_hop(self, microbatch: Microbatch, stage: int) -> int:
         """The planned holder, or the cheapest one if that is gone."""
-        if microbatch.plan:
-            planned = microbatch.plan[stage - 1]
+        if len(microbatch.plan) > self.world.num_stages - stage:
+            planned, *beyond = microbatch.plan
+            microbatch.plan = tuple(beyond)
+            self._planned[planned] -= 1
             if planned in self.world.holders(stage):
                 return planned
         before = microbatch.holder(stage - 1)
         return min(self.world.holders(stage), key=lambda n: (self.weight_s(before, n), n))
+
+    def ended(self, microbatch: Microbatch) -> None:
+        """What was planned and not used is free."""
+        self._planned.subtract(microbatch.plan)
 
 
 class Petals(Greedy):
@@ -59,13 +79,17 @@ class Petals(Greedy):
     name = "petals"
     recovery = Recovery.DATA_NODE
 
+    def replacement(self, microbatch: Microbatch, stage: int) -> int:
+        """A path of one hop."""
+        return self.next_hop(microbatch, stage)
+
     def weight_s(self, source: int, target: int) -> float:
         """Bandwidth is not looked at."""
         world = self.world
         weight_s = world.fleet.latency_s(source, target) + _PETALS_HOP_S
         if world.stage_of(target) == 0:
             return weight_s
-        full_s = _PETALS_FULL_S if world.room(target) <= 0 else 0.0
+        full_s = _PETALS_FULL_S if self.room(target) <= 0 else 0.0
         return weight_s + world.fleet.compute_s(target) + full_s
 
     def choose_stage(self, newcomer: int) -> int:

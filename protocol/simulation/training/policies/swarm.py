@@ -97,6 +97,10 @@ class Swarm(Policy):
         """The least assigned time; links are seen only in the measured answers."""
         return self._balancers[microbatch.data_node, stage].choose(microbatch.path[stage])
 
+    def replacement(self, microbatch: Microbatch, stage: int) -> int:
+        """The next of the heap, as for any request."""
+        return self.next_hop(microbatch, stage)
+
     def answered(self, microbatch: Microbatch, stage: int, seconds: float, size: float) -> None:
         """Update what the data node believes of this holder."""
         ema = self._balancers[microbatch.data_node, stage].emas[microbatch.holder(stage)]
