@@ -11,12 +11,15 @@ import typer
 
 from cli.options import JsonOption
 from cli.output import emit, emit_json, facts, say, table
+from cli.simulate_training import training
+from cli.simulated_network import simulated_network
 
 if TYPE_CHECKING:
     from protocol.simulation.routing.network import RoutingNetwork
     from protocol.simulation.routing.trial import Change, Script, Trial
 
 app = typer.Typer(help="Try routing and training on a simulated swarm.", no_args_is_help=True)
+app.command("training")(training)
 
 
 class Policy(StrEnum):
@@ -29,9 +32,6 @@ class Policy(StrEnum):
     DT_FM = "dt-fm"
     PETALS = "petals"
     RANDOM = "random"
-
-
-_NODES, _STAGES, _DATA_NODES = 33, 8, 1
 
 
 @app.command("routing")
@@ -76,7 +76,7 @@ def routing(
 
     began_s = time.monotonic()
     shape = (nodes, stages, data_nodes)
-    chosen = _network(network, shape, seed, is_arithmetic=paper_form)
+    chosen = simulated_network(network, shape, seed, is_arithmetic=paper_form)
     if save_network is not None:
         _save(save_network, chosen)
     script = Script(ticks=ticks, churn=churn, burst=burst)
@@ -88,45 +88,6 @@ def routing(
         emit_json(told)
     else:
         _tell(trial)
-
-
-def _network(
-    source: str, shape: tuple[int | None, int | None, int | None], seed: int, *, is_arithmetic: bool
-) -> RoutingNetwork:
-    from dataclasses import replace
-
-    from protocol.simulation.routing.families import in_regions, of_size
-
-    num_nodes, num_stages, num_data_nodes = (
-        given or default
-        for given, default in zip(shape, (_NODES, _STAGES, _DATA_NODES), strict=True)
-    )
-    if source == "random":
-        drawn = of_size(num_nodes, num_stages, num_data_nodes).network(seed)
-        return replace(drawn, is_arithmetic=is_arithmetic)
-    if source == "regions":
-        drawn = in_regions(num_nodes, num_stages, seed, num_data_nodes=num_data_nodes)
-        return replace(drawn, is_arithmetic=is_arithmetic)
-    return _from_file(Path(source), shape, is_arithmetic=is_arithmetic)
-
-
-def _from_file(
-    path: Path, shape: tuple[int | None, int | None, int | None], *, is_arithmetic: bool
-) -> RoutingNetwork:
-    from protocol.errors import ConfigError
-    from protocol.simulation.routing.network_file import parse_network
-
-    if any(given is not None for given in shape):
-        raise ConfigError(
-            "a network file says itself how many nodes, stages and data nodes there are",
-            "Leave out --nodes, --stages and --data-nodes.",
-        )
-    if not path.is_file():
-        raise ConfigError(
-            f"there is no network file {str(path)!r}",
-            "Name a file, or take `--network random` or `--network regions`.",
-        )
-    return parse_network(path.read_bytes(), is_arithmetic=is_arithmetic)
 
 
 def _save(path: Path, network: RoutingNetwork) -> None:

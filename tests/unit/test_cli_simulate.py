@@ -97,3 +97,26 @@ def test_a_mistake_is_told_in_two_lines(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in lines] == ["error[config]", "remedy"]
     assert told in lines[0]
+
+
+TRAIN = ["simulate", "training", "--nodes", "13", "--stages", "3", "--steps", "2"]
+
+
+def test_training_compares_policies_on_the_same_crashes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--churn", "0.2", "--policy", "gwtf", "--policy", "random"]
+    assert run([*TRAIN, *options, "--microbatches", "8", "--json", "--picture", str(tmp_path)]) == 0
+    gwtf, chance = json.loads(capsys.readouterr().out)
+    assert (gwtf["policy"], chance["policy"]) == ("gwtf", "random")
+    assert gwtf["microbatches"] == chance["microbatches"] == 16
+    assert gwtf["crashes"] + gwtf["spared"] == chance["crashes"] + chance["spared"] > 0
+    assert set(gwtf["step_s"]) == {"mean", "median", "p95"}
+    for name in ("gwtf", "random"):
+        assert (tmp_path / f"training-{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_prints_a_row_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TRAIN, "--microbatches", "6"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in POLICY_NAMES)
