@@ -65,8 +65,8 @@ class Holding:
         name = f"snapshots/stage-{stage}-step-{decision.step}-{decision.digests[stage]}"
         ctx.observer.event(
             "state_lost", code=StateMismatch.code,
-            cause=f"this node is the only holder of stage {stage} and its disk has no whole state of"
-            f" step {decision.step}; the swarm waits for it",
+            cause=f"this node is the only holder of stage {stage} and its disk has no whole state"
+            f" of step {decision.step}; the swarm waits for it",
             hint=f"Stop the node, put {name}.state (or .prepared) of a copy of its state directory"
             " in place and start it again; or start another holder that has it.",
         )  # fmt: skip
