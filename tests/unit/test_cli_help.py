@@ -14,9 +14,9 @@ NODE = {"--state", "--json"}
 LIMITS = {"--device", "--threads", "--memory", "--metrics-port"}
 SHAPE = {"--layers", "--width", "--context", "--stages", "--holders", "--steps", "--quota"}
 RECIPE = SHAPE | {"--data-nodes", "--microbatch", "--learning-rate", "--seed", "--wire-dtype"}
-SIMULATED = {
-    "--nodes", "--stages", "--data-nodes", "--seed", "--network", "--churn", "--burst", "--loss",
-    "--policy", "--ticks", "--paper-form", "--picture", "--save-network",
+ROUTED = {
+    "--nodes", "--stages", "--data-nodes", "--seed", "--network", "--churn", "--policy",
+    "--picture", "--json",
 }  # fmt: skip
 FLAGS = {
     "": {"--version", "--debug"},
@@ -30,7 +30,8 @@ FLAGS = {
     "swarm create": NODE | RECIPE | {"--name", "--heads"},
     "swarm run": NODE | LIMITS | {"--data"},
     "simulate": set(),
-    "simulate routing": SIMULATED | {"--json"},
+    "simulate routing": ROUTED | {"--ticks", "--burst", "--loss", "--paper-form", "--save-network"},
+    "simulate training": ROUTED | {"--steps", "--microbatches"},
     "identity": set(),
     "identity show": NODE,
     "config": set(),

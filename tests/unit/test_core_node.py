@@ -236,9 +236,9 @@ async def test_a_data_nodes_word_counts_for_its_own_microbatches(
         fields = work._replace(data_node=data_node)._asdict()
         await tell(member, sender, Release(**fields))
         await tell(member, sender, Commit(**fields, path=(ME, NEXT)))
-    assert member.flow._released == set()
+    assert len(member.flow._released) == 0
     await tell(member, D, Release(**work._asdict()))
-    assert member.flow._released == {work}
+    assert work in member.flow._released
 
 
 async def test_a_data_node_closes_only_with_what_it_has(nursery, autojump_clock) -> None:

@@ -50,4 +50,4 @@ def test_what_names_no_point_is_refused(text: str) -> None:
 
 
 def test_the_simulator_knows_the_same_points() -> None:
-    assert frozenset(simulated.POINTS) == POINTS
+    assert {*simulated.POINTS, *simulated.PATH_POINTS} == POINTS

@@ -18,7 +18,9 @@ OWN_LIMITS: dict[str, str] = {
     "node.client.generate": "a long text takes long; it is this computer's own daemon",
     "node.sidecar.link.run": "a moment for the last words of a child that has ended already",
     "protocol.core.discovery._rest": "between two limits of the table; the event is its own",
+    "protocol.core.handing_on._offer": "a measured time between two limits of the table",
     "protocol.core.leading.run": "a tick: it waits for an event of its own",
+    "protocol.core.sending_back._offer": "a measured time between two limits of the table",
 }
 # Calls that wait for another party, by the package whose job they are.
 OUTSIDE_CALLS: dict[str, set[str]] = {
