@@ -16,6 +16,7 @@ def node_core(simulation: Simulation, node: SimulatedNode) -> NodeCore:
         addresses=lambda: (address_of(node.host.peer),),
         wall_clock=simulation.wall_clock,
         snapshot_steps=simulation.snapshot_steps,
+        migration=simulation.migration,
     )
     ports = NodePorts(
         network=node.network,

@@ -14,6 +14,7 @@ from protocol.core.journal import MemoryJournal
 from protocol.core.snapshots import MemorySnapshots
 from protocol.deadlines import Deadlines
 from protocol.errors import ShoalError
+from protocol.joining import MigrationRules
 from protocol.keys import NodeKey, PeerId
 from protocol.manifest import SignedManifest
 from protocol.messages import Decision, Message
@@ -140,6 +141,7 @@ class Simulation:
             size_of=size_of,
         )
         self.registry = VirtualRegistry(self.wall_clock)
+        self.migration = MigrationRules()
         self.nodes: list[SimulatedNode] = []
         self.injector = FaultInjector(faults, self._strike)
         self.witness = Witness(self.trace)

@@ -3,41 +3,130 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
+import trio
 from simulated_swarms import toy_swarm
 
-from protocol.core.settings import NodeSettings
+from protocol.joining import MigrationRules
+from protocol.records import NodeRecord
 from protocol.simulation.checks import check_law
 from protocol.simulation.faults import Fault
-from protocol.simulation.world import NodePlan, Simulation
+from protocol.simulation.places import Link, uniform
+from protocol.simulation.world import NodePlan, Result, Simulation
 
 VOLUNTEER = NodePlan(None)
+# A holder is considered every eight seconds; steps take about one.
+RESTLESS = MigrationRules(num_looks=2, cool_down_s=10.0)
+FAR = uniform(Link(0.08))
 
 
-def stages_of(result) -> Counter[int]:
-    """How many living volunteers without a stage of their owner's serve each stage."""
-    cores = [n.core for n in result.nodes if n.plan.stage is None and n.host.frozen_since is None]
-    return Counter(core.ctx.stage for core in cores if core.ctx)
+def swarm_of(plans: Sequence[NodePlan], **options) -> Simulation:
+    simulation = toy_swarm(plans=plans, **options)
+    simulation.migration = RESTLESS
+    simulation.network.taps.append(_nobody_assigns)
+    return simulation
 
 
-def chosen(result) -> list[tuple[str, int]]:
-    return [
-        (node, int(fields.split("stage=")[1].split()[0]))
-        for node, fields in ((e.node, str(e.fields)) for e in result.trace.events)
-        if "stage_chosen" in fields
-    ]
+def _nobody_assigns(_sender, _receiver, message) -> None:
+    assert message.kind != "assign"
 
 
-def test_eight_volunteers_at_once_found_a_swarm_without_anybody_assigning() -> None:
-    plans = (NodePlan(0), *[VOLUNTEER] * 8)
-    simulation = toy_swarm(num_stages=4, steps=3, plans=plans)
-    simulation.network.taps.append(nobody_assigns)
+def holders_of(result: Result) -> Counter[int]:
+    """How many holders each stage had at the end, by the last decision."""
+    roster = result.nodes[0].core.decision.roster
+    return Counter({stage: len(holders) for stage, holders in enumerate(roster) if stage})
+
+
+def stages_chosen(result: Result, node: str) -> list[object]:
+    entries = result.trace.find("stage_chosen")
+    return [dict(entry.details)["stage"] for entry in entries if entry.who == node]
+
+
+def moves_of(result: Result) -> dict[str, list[object]]:
+    """Who served more than one stage, and which."""
+    chosen = {n.host.name: stages_chosen(result, n.host.name) for n in result.nodes}
+    return {name: stages for name, stages in chosen.items() if len(stages) > 1}
+
+
+# --- the first stage -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_eight_volunteers_at_once_found_a_swarm_and_nobody_assigns(seed: int) -> None:
+    simulation = swarm_of((NodePlan(0), *[VOLUNTEER] * 8), num_stages=4, steps=3, seed=seed)
     result = simulation.run()
     assert result.is_finished
     check_law(simulation.manifest.manifest, result.moves)
-    assert stages_of(result) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert {node.core.ctx.stage for node in result.nodes} == {0, 1, 2, 3, 4}
+    assert Counter(n.core.ctx.stage for n in result.nodes[1:]) == {1: 2, 2: 2, 3: 2, 4: 2}
 
 
-def nobody_assigns(_sender, _receiver, message) -> None:
-    assert message.kind != "assign"
+@pytest.mark.parametrize("staleness_s", [0.0, 0.4])
+def test_eight_newcomers_at_once_spread_over_a_running_swarm(staleness_s: float) -> None:
+    late = [NodePlan(None, joins_at_s=2.0 + 0.05 * n) for n in range(8)]
+    plans = (NodePlan(0), *(NodePlan(k) for k in (1, 2, 3, 4)), *late)
+    simulation = swarm_of(plans, num_stages=4, steps=40, quota=16, profile=FAR)
+    simulation.registry.staleness_s = staleness_s
+    result = simulation.run()
+    check_law(simulation.manifest.manifest, result.moves)
+    assert holders_of(result) == {1: 3, 2: 3, 3: 3, 4: 3}
+    assert moves_of(result) == {}
+
+
+def test_a_volunteer_that_comes_back_goes_where_it_was() -> None:
+    plans = (NodePlan(0), NodePlan(1), NodePlan(1), NodePlan(2), VOLUNTEER)
+    back = Fault("kill", 4, at_s=12.0, replace_after_s=2.0)
+    simulation = swarm_of(plans, steps=60, profile=FAR, faults=[back])
+    result = simulation.run()
+    check_law(simulation.manifest.manifest, result.moves)
+    assert stages_chosen(result, "n4") == [2, 2]
+
+
+# --- another stage -------------------------------------------------------------------------
+
+
+def lopsided(num_volunteers: int) -> Simulation:
+    """As many holders of stage 2 as volunteers, who all find stage 1; then all but one die."""
+    holders = [NodePlan(2)] * num_volunteers
+    volunteers = [NodePlan(None, joins_at_s=3.0 * n) for n in range(num_volunteers)]
+    faults = [Fault("kill", n, at_s=20.0 + 3 * n) for n in range(1, num_volunteers)]
+    plans = (NodePlan(0), *holders, *volunteers)
+    return swarm_of(plans, steps=120, quota=16, profile=FAR, faults=faults)
+
+
+def test_a_stage_that_loses_holders_gets_one_from_where_there_are_more() -> None:
+    simulation = lopsided(3)
+    result = simulation.run()
+    assert result.is_finished
+    check_law(simulation.manifest.manifest, result.moves)
+    assert holders_of(result) == {1: 2, 2: 2}
+    assert list(moves_of(result).values()) == [[1, 2]]
+
+
+def test_no_stage_is_left_with_fewer_than_two() -> None:
+    simulation = lopsided(2)
+    result = simulation.run()
+    assert result.is_finished
+    check_law(simulation.manifest.manifest, result.moves)
+    assert holders_of(result) == {1: 2, 2: 1}
+    assert moves_of(result) == {}
+
+
+def test_a_gap_that_only_the_registry_shows_moves_nobody() -> None:
+    """From some moment on the records of stage 2 are hidden from everybody."""
+    holders = [NodePlan(2)] * 3
+    volunteers = [NodePlan(None, joins_at_s=3.0 * n) for n in range(3)]
+    simulation = swarm_of((NodePlan(0), *holders, *volunteers), steps=120, quota=16, profile=FAR)
+    shown = simulation.registry.shown
+
+    def without_stage_2() -> list[NodeRecord]:
+        is_whole = trio.current_time() < 15
+        return [record for record in shown() if is_whole or record.stage != 2]
+
+    simulation.registry.shown = without_stage_2  # type: ignore[method-assign]
+    result = simulation.run()
+    assert result.is_finished
+    assert holders_of(result) == {1: 3, 2: 3}
+    assert moves_of(result) == {}
