@@ -36,7 +36,7 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "swarm": f"{answer.name} ({answer.swarm})",
         "role": answer.role,
         "state": answer.state,
-        "stage": "none yet" if answer.stage is None else answer.stage,
+        "stage": _stage(answer),
         "step": answer.step,
         "loss": _loss(answer.loss, answer.loss_step),
         "validation loss": _loss(answer.validation_loss, answer.validation_step),
@@ -64,6 +64,12 @@ def _loss(value: float | None, step: int | None) -> str:
     if value is None or step is None:
         return "not known yet"
     return f"{value:.4f} nats per token (step {step + 1})"
+
+
+def _stage(answer: NodeStatus) -> str:
+    if answer.stage is None:
+        return "none yet"
+    return f"{answer.stage} ({answer.stage_reason})" if answer.stage_reason else str(answer.stage)
 
 
 def _cost(flows: FlowStatus) -> str:

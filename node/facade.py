@@ -83,6 +83,7 @@ class Facade:
             name=running.manifest.name if running else "",
             role=self._loaded.config.role,
             stage=core.ctx.stage if core and core.ctx else None,
+            stage_reason=core.placement.reason if core else "",
             step=decision.step if decision else 0,
             term=decision.term if decision else 0,
             state=self._state(core),

@@ -72,6 +72,7 @@ class NodeStatus(Answer):
     name: str
     role: str
     stage: int | None = None
+    stage_reason: str = ""  # why it serves that one
     step: int = 0
     term: int = 0
     state: NodeState = "starting"

@@ -51,3 +51,9 @@ def test_a_node_without_flows_says_so() -> None:
     assert shown["flows"] == "0 in, 0 out"
     assert shown["cost to the data node"] == "no flows yet"
     assert shown["last re-routing"] == "none"
+
+
+def test_a_stage_is_told_with_the_reason() -> None:
+    assert _status_facts(STATUS)["stage"] == "none yet"
+    chosen = STATUS.model_copy(update={"stage": 2, "stage_reason": "nobody served it"})
+    assert _status_facts(chosen)["stage"] == "2 (nobody served it)"
