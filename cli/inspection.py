@@ -44,7 +44,7 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "committed, in total": f"{answer.committed_total} microbatches",
         "speed": f"{answer.tokens_per_s:.0f} tokens/s",
         "flows": f"{answer.flows.num_in} in, {answer.flows.num_out} out",
-        "cost to the data node": _cost(answer.flows),
+        "cost to data node": _cost(answer.flows),
         "last re-routing": _rerouting(answer.flows),
         "received": size(answer.bytes_in),
         "sent": size(answer.bytes_out),

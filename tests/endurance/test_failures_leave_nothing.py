@@ -175,6 +175,9 @@ class Liars:
         self.peer_id, self.mode = PEERS[1], 0
         self.joiner: Joiner | None = None
 
+    def rtt_s(self, peer: PeerId) -> float | None:
+        return None
+
     async def send(self, peer: PeerId, message: Message, tensors: Sequence[Tensor] = ()) -> None:
         await trio.lowlevel.checkpoint()
         if self.mode == 0:

@@ -42,14 +42,14 @@ def test_flows_are_told_by_link_with_the_last_change_and_why() -> None:
     assert (link.peer, link.units, link.link_s, link.to_data_node_s) == ("next", 2, 0.25, 1.0)
     shown = _status_facts(STATUS.model_copy(update={"flows": flows}))
     assert shown["flows"] == "1 in, 2 out"
-    assert shown["cost to the data node"] == "1250 ms"
+    assert shown["cost to data node"] == "1250 ms"
     assert shown["last re-routing"] == "0:01:00 ago: x"
 
 
 def test_a_node_without_flows_says_so() -> None:
     shown = _status_facts(STATUS)
     assert shown["flows"] == "0 in, 0 out"
-    assert shown["cost to the data node"] == "no flows yet"
+    assert shown["cost to data node"] == "no flows yet"
     assert shown["last re-routing"] == "none"
 
 
