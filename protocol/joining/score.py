@@ -22,6 +22,7 @@ from protocol.joining.summaries import Standing, Summaries
 from protocol.keys import PeerId
 from protocol.records import Claim
 
+NOISE = 0.1
 # The one-way time of a small frame to a peer, None where nothing was measured.
 LinkCost = Callable[[PeerId], float | None]
 
@@ -71,7 +72,8 @@ def spared_s(
     """-E[dCost]: what a flow that crosses ``stage`` is spared, if it may pass the newcomer instead.
 
     From here a flow goes on to whichever sampled peer of the next stage is the cheapest. Flows
-    spread by capacity, so that share of them comes this way. 0 where too little is known.
+    spread by capacity, so that share of them comes this way. 0 where too little is known. Rounded
+    to ``NOISE`` of a whole path's cost: for less than that nobody goes anywhere.
     """
     at_stage = summaries[stage]
     next_stage = stage + 1 if stage < len(summaries.stages) else 0
@@ -84,7 +86,8 @@ def spared_s(
     if at_stage.cost_s is None or not costs:
         return 0.0
     share = newcomer.capacity / (newcomer.capacity + at_stage.capacity)
-    return share * (at_stage.cost_s - min(costs))
+    noise_s = NOISE * max(each.cost_s or 0.0 for each in summaries.stages)
+    return round(share * (at_stage.cost_s - min(costs)) / noise_s) * noise_s if noise_s else 0.0
 
 
 def choose(
@@ -98,8 +101,7 @@ def choose(
 
     Those who claim and give way to nobody here are placed one by one, as if they had come one by
     one: where they claim to go, or where they will go if they claim what is not needed most. Who
-    is ``steady`` goes where it claims to go. A claim that is as good as any other is kept: nobody
-    changes his mind for a cheaper link.
+    is ``steady`` goes where it claims to go. A claim that is as good as any other is kept.
     """
     others = [node for node in nodes if node.peer != newcomer.peer]
     summaries, is_sure = Summaries.of(num_stages, others), True
@@ -109,16 +111,19 @@ def choose(
             goes_to = _needed(summaries, summaries.numbers, rival.capacity, claimed)
         is_sure = is_sure and goes_to == claimed
         summaries = summaries.plus(goes_to, rival.capacity)
-    kept = claim.stage if claim else None
-    if kept is not None and kept == _needed(summaries, newcomer.fits, newcomer.capacity, kept):
-        return Choice(kept, is_sure)
-    scores = {
-        stage: score(
-            summaries, stage, newcomer.capacity, spared_s(newcomer, stage, summaries, others)
-        )
-        for stage in newcomer.fits
-    }
-    return Choice(max(sorted(scores), key=scores.__getitem__), is_sure)
+    worth = {stage: _worth(newcomer, stage, summaries, others) for stage in sorted(newcomer.fits)}
+    best = max(worth, key=worth.__getitem__)
+    if claim is not None and worth.get(claim.stage) == worth[best]:
+        best = claim.stage
+    return Choice(best, is_sure)
+
+
+def _worth(
+    newcomer: Newcomer, stage: int, summaries: Summaries, nodes: Sequence[Standing]
+) -> tuple[Score, int]:
+    """The score, and where that is equal the stage with the least capacity first."""
+    spared = spared_s(newcomer, stage, summaries, nodes)
+    return score(summaries, stage, newcomer.capacity, spared), -summaries[stage].capacity
 
 
 def _before(me: PeerId, others: Sequence[Standing], claim: Claim | None) -> list[Rival]:

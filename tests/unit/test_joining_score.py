@@ -187,3 +187,15 @@ def test_a_claim_that_expired_or_lasts_for_ever_is_none(expires_in_s: float) -> 
 
     assert not is_live(Claim(stage=1, epoch=0, expires_at=WALL_S + expires_in_s), WALL_S)
     assert is_live(claim(1), WALL_S)
+
+
+def test_a_crowd_that_nobody_needs_still_spreads() -> None:
+    """All that is wanted is carried: only costs and the stages' sizes tell them apart."""
+    nodes = [
+        replace(node, cost_s=0.1 * (5 - node.stage) if node.stage else None)
+        for node in swarm_of(2, 2, 2, 2, demand=4)
+    ]
+    for seed in range(20):
+        found, took_s = together(nodes, 8, 4, seed)
+        assert counts(found, 4) == [4, 4, 4, 4]
+        assert took_s < 30
