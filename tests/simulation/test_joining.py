@@ -63,7 +63,7 @@ def test_eight_volunteers_at_once_found_a_swarm_and_nobody_assigns(seed: int) ->
     assert Counter(n.core.ctx.stage for n in result.nodes[1:]) == {1: 2, 2: 2, 3: 2, 4: 2}
 
 
-@pytest.mark.parametrize("staleness_s", [0.0, 0.4])
+@pytest.mark.parametrize("staleness_s", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_eight_newcomers_at_once_spread_over_a_running_swarm(staleness_s: float) -> None:
     late = [NodePlan(None, joins_at_s=2.0 + 0.05 * n) for n in range(8)]
     plans = (NodePlan(0), *(NodePlan(k) for k in (1, 2, 3, 4)), *late)
@@ -105,6 +105,7 @@ def test_a_stage_that_loses_holders_gets_one_from_where_there_are_more() -> None
     assert list(moves_of(result).values()) == [[1, 2]]
 
 
+@pytest.mark.slow
 def test_no_stage_is_left_with_fewer_than_two() -> None:
     simulation = lopsided(2)
     result = simulation.run()
@@ -114,6 +115,7 @@ def test_no_stage_is_left_with_fewer_than_two() -> None:
     assert moves_of(result) == {}
 
 
+@pytest.mark.slow
 def test_a_gap_that_only_the_registry_shows_moves_nobody() -> None:
     """From some moment on the records of stage 2 are hidden from everybody."""
     holders = [NodePlan(2)] * 3
