@@ -106,8 +106,8 @@ def test_a_killed_node_leaves_nothing_and_comes_back_as_itself(tmp_path: Path) -
             assert known.count(victim.peer_id) == 1
             assert len(known) == 2
 
-        def is_seen() -> bool:  # two sessions that were dialled at once become one
+        def is_seen() -> bool:  # the roster may count on it before it is back
             peers = swarm["data-1"].client.peers()
             return [(p.stage, p.is_up) for p in peers if p.peer_id == victim.peer_id] == [(1, True)]
 
-        swarm.wait_until(is_seen, "a session with it", GONE_S)
+        swarm.wait_until(is_seen, "a session with it", 60)
