@@ -1,9 +1,9 @@
 """Snapshots on files: one per state, named by stage, step and digest, whole or not there.
 
-    snapshots/stage-1-step-12-<digest>.state       a state that the swarm decided on
-    snapshots/stage-1-step-13-<digest>.prepared    one that it may decide on yet
-    snapshots/....new                              being written
-    snapshots/....damaged                          set aside; the last one is kept for a look at it
+    snapshots/stage-1-step-12-<digest>.safetensors  a state that the swarm decided on
+    snapshots/stage-1-step-13-<digest>.prepared     one that it may decide on yet
+    snapshots/....new                               being written
+    snapshots/....damaged                           set aside; the last one is kept for a look at it
 
 A file holds the canonical bytes of the state, so its SHA-256 is the digest in its name.
 """
@@ -26,8 +26,8 @@ from protocol.errors import ResourceError, StateMismatch
 from protocol.ports import StateView, Tensor
 
 PIECE_BYTES = 4 * 2**20
-_DECIDED, _PREPARED, _DRAFT, _DAMAGED = ".state", ".prepared", ".new", ".damaged"
-_NAME = re.compile(r"stage-(\d{1,4})-step-(\d{1,16})-([0-9a-f]{64})(\.state|\.prepared)")
+_DECIDED, _PREPARED, _DRAFT, _DAMAGED = ".safetensors", ".prepared", ".new", ".damaged"
+_NAME = re.compile(r"stage-(\d{1,4})-step-(\d{1,16})-([0-9a-f]{64})(\.safetensors|\.prepared)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The canonical bytes of a stage's state: what is hashed, sent to joiners and compared.
+"""The canonical bytes of a stage's state: what is hashed, sent to joiners, compared and stored.
 
-    4 bytes   length of the header, little-endian
-    header    compact JSON with sorted keys: epoch, format, optimizer, parameters, stage, step
-    data      fp32 little-endian: weights, then each moment, in the order of the parameters
+They are a safetensors file: 8 bytes of length (little-endian), a header of compact JSON with sorted
+keys, filled up with blanks, and fp32 numbers in the order of the parameters, first the weights
+under Hugging Face's names, then each moment. The header's metadata says whose state it is.
 
 Equal states have equal bytes, so the SHA-256 of the bytes names the state.
 """
@@ -10,22 +10,27 @@ Equal states have equal bytes, so the SHA-256 of the bytes names the state.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
+from itertools import accumulate, pairwise
 
 import torch
 
 from protocol.errors import StateMismatch
 from stages.layout import Layout
 
-_FORMAT = 1
-_LENGTH_BYTES = 4
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8  # of the numbers in the file
+_METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
 class SnapshotFormat:
     """What fixes the bytes of a stage's state, besides the step and the numbers."""
 
+    swarm: str
     stage: int
     optimizer: str
     layout: Layout
@@ -39,16 +44,33 @@ class SnapshotFormat:
 
     def head(self, step: int) -> bytes:
         """Return the length and the header of the state at ``step``."""
-        fields = {
-            "epoch": self.epoch,
-            "format": _FORMAT,
+        metadata = {
+            "epoch": str(self.epoch),
+            "format": "pt",  # readers of safetensors files ask for it
             "optimizer": self.optimizer,
-            "parameters": [[p.name, p.rows, p.columns] for p in self.layout.parameters],
-            "stage": self.stage,
-            "step": step,
+            "stage": str(self.stage),
+            "step": str(step),
+            "swarm": self.swarm,
         }
+        fields = {_METADATA: metadata, **self._tensors}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+    @cached_property
+    def _tensors(self) -> dict[str, dict[str, object]]:
+        """Where each tensor lies in the data, as safetensors describes it."""
+        shapes = dict(self._shapes())
+        ends = accumulate((4 * rows * columns for rows, columns in shapes.values()), initial=0)
+        return {
+            name: {"data_offsets": list(offsets), "dtype": "F32", "shape": list(shapes[name])}
+            for name, offsets in zip(shapes, pairwise(ends), strict=True)
+        }
+
+    def _shapes(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        for prefix in ("", *(f"moment_{number + 1}." for number in range(self.num_moments))):
+            for parameter in self.layout.parameters:
+                yield prefix + parameter.name, (parameter.rows, parameter.columns)
 
     def digest(self, step: int, data: torch.Tensor) -> str:
         """Return the SHA-256 (hex) of the canonical bytes."""
@@ -82,9 +104,12 @@ class SnapshotFormat:
     def _step_of(self, raw: memoryview) -> int:
         end = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
         try:
-            step = int(json.loads(bytes(raw[_LENGTH_BYTES:end]))["step"])
-        except (ValueError, KeyError, TypeError):
+            metadata = dict(json.loads(bytes(raw[_LENGTH_BYTES:end]))[_METADATA])
+            step, swarm = int(metadata["step"]), metadata["swarm"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise StateMismatch("the state's header cannot be read") from None
+        if swarm != self.swarm:
+            raise StateMismatch(f"the state belongs to another swarm, {str(swarm)[:12]}")
         # Writing the header anew compares every field at once, and its spelling.
         if step < 0 or bytes(raw[:end]) != self.head(step):
             raise StateMismatch(f"the state is not one of stage {self.stage} of this swarm")

@@ -83,7 +83,7 @@ class TorchStageState(ABC):
         self._layout = stage_layout(manifest, stage)
         self._rule = make_optimiser(training.optimizer)
         self._format = SnapshotFormat(
-            stage, training.optimizer.name, self._layout, self._rule.num_moments
+            manifest.swarm_id, stage, training.optimizer.name, self._layout, self._rule.num_moments
         )
         self._current = _Buffers(self._layout, self._rule.num_moments, self._device)
         self._other = _Buffers(self._layout, self._rule.num_moments, self._device)

@@ -67,8 +67,8 @@ class Holding:
             "state_lost", code=StateMismatch.code,
             cause=f"this node is the only holder of stage {stage} and its disk has no whole state"
             f" of step {decision.step}; the swarm waits for it",
-            hint=f"Stop the node, put {name}.state (or .prepared) of a copy of its state directory"
-            " in place and start it again; or start another holder that has it.",
+            hint=f"Stop the node, put {name}.safetensors (or .prepared) of a copy of its state"
+            " directory in place and start it again; or start another holder that has it.",
         )  # fmt: skip
 
     async def take_state(self, decision: Decision, before_fetch: Callable[[], None]) -> None:

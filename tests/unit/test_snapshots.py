@@ -30,7 +30,7 @@ def view_of(step: int, num_bytes: int = 100) -> StateView:
     return step, digest, (head, body)
 
 
-def steps_of(folder: Path, suffix: str = ".state") -> list[int]:
+def steps_of(folder: Path, suffix: str = ".safetensors") -> list[int]:
     return sorted(int(path.name.split("-")[3]) for path in folder.glob(f"*{suffix}"))
 
 
@@ -118,7 +118,7 @@ async def test_a_full_disk_leaves_the_old_snapshot(
         with pytest.raises(ResourceError, match="No space left") as caught:
             await save(store, 2)
     assert "Free disk space" in caught.value.hint
-    assert [path.suffix for path in folder.iterdir()] == [".state"]
+    assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
     assert store.newest(STAGE) == view_of(1)[1]
     await save(store, 3)
     assert steps_of(folder) == [3]

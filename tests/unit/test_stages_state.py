@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import pytest
 import torch
+from safetensors.torch import load
 from stages_kit import make_blocks, make_edge, make_manifest, normal, run_microbatch
 
 from protocol.errors import ConfigError, NonFinite, StateMismatch
@@ -288,7 +289,7 @@ def test_an_exported_state_outlives_later_steps():
     assert fresh.step == 1
 
 
-@pytest.mark.parametrize("place", [0, 6, 40, -1], ids=["length", "brace", "header", "data"])
+@pytest.mark.parametrize("place", [0, 8, 40, -1], ids=["length", "brace", "header", "data"])
 def test_a_flipped_bit_is_refused(place):
     stage, joiner = make_stage(), make_stage()
     step(stage)
@@ -308,16 +309,21 @@ def test_a_flipped_bit_is_refused(place):
 def foreign_states():
     stage = make_stage()
     sgd = make_manifest(training={"optimizer": {"name": "sgd"}})
+    reseeded = make_manifest(training={"seed": 99})
     exported = stage.export_state()
-    header = b'{"step":0}'
+    header = b'{"__metadata__":{"step":"0","swarm":"%s"}}' % MANIFEST.swarm_id.encode()
     return {
         "another stage": TorchBlockStage(MANIFEST, 2).export_state(),
+        "another swarm of the same shape": make_stage(reseeded).export_state(),
         "another optimiser": make_stage(sgd).export_state(),
         "too short": exported[:-4],
         "too long": torch.cat([exported, exported[-4:]]),
         "empty": exported[:0],
         "no fields": torch.frombuffer(
-            bytearray(len(header).to_bytes(4, "little") + header), dtype=torch.uint8
+            bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8
+        ),
+        "a header too deep": torch.frombuffer(
+            bytearray((100_000).to_bytes(8, "little") + b"[" * 100_000), dtype=torch.uint8
         ),
     }
 
@@ -328,6 +334,25 @@ def test_a_state_of_something_else_is_refused(name):
     digest = sha256(exported.numpy().tobytes()).hexdigest()
     with pytest.raises(StateMismatch):
         make_stage().import_state(exported, digest)
+
+
+def test_a_state_is_a_safetensors_file():
+    stage = make_stage()
+    step(stage)
+    raw = stage.export_state().numpy().tobytes()
+    tensors = load(raw)
+    weights = stage.named_weights()
+    moments = [f"moment_{number}.{name}" for number in (1, 2) for name in weights]
+    assert sorted(tensors) == sorted([*weights, *moments])
+    assert all(torch.equal(tensors[name], weights[name]) for name in weights)
+    assert all(tensors[name].any() for name in moments)
+    assert int.from_bytes(raw[:8], "little") % 8 == 0  # the numbers are aligned
+
+
+def test_a_state_of_another_swarm_is_called_so():
+    exported = make_stage(make_manifest(training={"seed": 99})).export_state()
+    with pytest.raises(StateMismatch, match="another swarm"):
+        make_stage().import_state(exported, sha256(exported.numpy().tobytes()).hexdigest())
 
 
 def test_a_state_that_is_not_bytes_is_refused():
