@@ -248,6 +248,7 @@ class Placement:
             self._situation().decision,
             self._settings.wall_clock(),
             usual=self._flows,
+            connected=self._network.connected(),
         )
         return [node for node in found if node.peer != self._me]
 
