@@ -8,8 +8,6 @@ from random import Random
 import pytest
 from harness import Finished, LawSwarm, Plan, assert_law, reference_of, run_swarm
 
-from node.local_swarm import Daemon
-
 STEPS, QUOTA = 32, 24
 FIRST_KILL, BETWEEN_KILLS, LAST_KILL = 5, 5, 20
 NUM_KILLS = (LAST_KILL - FIRST_KILL) // BETWEEN_KILLS + 1
