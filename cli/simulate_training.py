@@ -56,9 +56,11 @@ def training(
     as_json: JsonOption = False,
 ) -> None:
     """Let a simulated swarm train, with the same crashes for each router, and count seconds."""
-    from protocol.simulation.training import Workload
+    from protocol.simulation.training import Workload, with_compute
 
     chosen = simulated_network(network, (nodes, stages, data_nodes), seed, is_arithmetic=False)
+    if network == "random":
+        chosen = with_compute(chosen, seed)
     workload = Workload(steps=steps, microbatches=microbatches)
     outcomes = _run(chosen, workload, _names(policy or [TrainingPolicy.ALL]), churn, seed)
     if picture is not None:

@@ -75,8 +75,8 @@ def test_every_microbatch_counts_once_and_memory_returns_to_zero(name: str) -> N
     assert {useful[t, k, kind] for t in range(3) for k in stages for kind in kinds} == {16}
     assert run.outcome.microbatches == 3 * 16
     living = [machine for machine in run.machines.values() if machine.is_alive]
-    assert [machine.held for machine in living] == [set()] * len(living)
-    assert all(machine.most_held <= machine.capacity + 1 for machine in living)
+    assert not any(machine.held for machine in living)
+    assert all(machine.most_held <= machine.capacity + 2 for machine in living)
 
 
 @pytest.mark.parametrize("name", POLICIES)

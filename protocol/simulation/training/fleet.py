@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from random import Random
 
+from protocol.errors import ConfigError
 from protocol.simulation.routing.network import RoutingNetwork
+
+COMPUTE_S = (0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,13 @@ class Fleet:
 
     network: RoutingNetwork
     workload: Workload
+
+    def __post_init__(self) -> None:
+        if not all(self.network.compute_s[n] > 0 for n in self.network.holders):
+            raise ConfigError(
+                "a holder of this network computes in no time, and training is computing",
+                "Give each node its compute_s, in seconds for a microbatch (docs/network-file.md).",
+            )
 
     @property
     def num_sites(self) -> int:
@@ -121,3 +132,9 @@ class Fleet:
         transfer_s = self.network.payload_bytes / self.network.bandwidth_bytes_s
         rows: list[list[float]] = transfer_s.tolist()
         return rows
+
+
+def with_compute(network: RoutingNetwork, seed: int) -> RoutingNetwork:
+    """Draw compute seconds, as the ten regions have them, for a network that knows costs alone."""
+    rng = Random(f"compute {seed}")  # noqa: S311 (a simulation)
+    return replace(network, compute_s=tuple(rng.choices(COMPUTE_S, k=network.num_nodes)))

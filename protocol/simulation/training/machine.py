@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +18,14 @@ class Kind(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     HEAD = "head"
+
+
+class Purpose(StrEnum):
+    """Why a job is done: on the way, for a microbatch that waits for it, or for a sum alone."""
+
+    TRAIN = "train"
+    REPAIR = "repair"
+    LOST_SUM = "lost sum"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,15 +51,16 @@ class Job:
     duration_s: float
     done: Callable[[Span], None]
     is_void: Callable[[], bool]
-    is_repair: bool = False
+    purpose: Purpose = Purpose.TRAIN
 
 
 class Machine:
     """A holder or a data node, from its start to its crash.
 
     An activation waits in the inbox until a slot is free; the slot is held until ``release``. One
-    slot more is kept for repairs, so that two broken microbatches cannot wait for each other.
-    Backward jobs go first (they free memory), then repairs, then forward jobs.
+    slot more is kept for repairs, so that two broken microbatches cannot wait for each other, and
+    one for lost sums. Backward jobs go first (they free memory), then repairs, then forward jobs;
+    lost sums, for which nobody waits before the step's end, come last.
     """
 
     def __init__(
@@ -60,30 +69,28 @@ class Machine:
         self.node, self.stage, self.capacity = node, stage, capacity
         self.is_alive = True
         self.step = 0
-        self.held: set[Slot] = set()
+        self.held: dict[Slot, Purpose] = {}
         self.most_held = 0
         self._agenda, self._spans = agenda, spans
-        self._inbox: deque[Job] = deque()
-        self._repair_inbox: deque[Job] = deque()
-        self._ready: dict[str, deque[Job]] = {
-            "backward": deque(), "repair": deque(), "forward": deque()
-        }  # fmt: skip
+        self._inboxes: dict[Purpose, deque[Job]] = {
+            purpose: deque() for purpose in (Purpose.REPAIR, Purpose.TRAIN, Purpose.LOST_SUM)
+        }
+        self._ready: tuple[deque[Job], ...] = (deque(), deque(), deque(), deque())
         self._running: tuple[Job, Span] | None = None
 
     def compute(self, job: Job) -> None:
         """Queue a job for which memory is held already, or that needs none."""
-        rank = "backward" if job.kind is Kind.BACKWARD else "repair" if job.is_repair else "forward"
-        self._ready[rank].append(job)
+        self._ready[_rank(job)].append(job)
         self._start_next()
 
     def admit(self, job: Job) -> None:
         """Queue a forward job that needs a slot first."""
-        (self._repair_inbox if job.is_repair else self._inbox).append(job)
+        self._inboxes[job.purpose].append(job)
         self._fill_slots()
 
     def release(self, slot: Slot) -> None:
         """Free a slot, if it is held."""
-        self.held.discard(slot)
+        self.held.pop(slot, None)
         if self.is_alive:
             self._fill_slots()
 
@@ -94,25 +101,30 @@ class Machine:
             self._running[1].end_s = self._agenda.now
         self._running = None
         self.held.clear()
-        for queue in (self._inbox, self._repair_inbox, *self._ready.values()):
+        for queue in (*self._inboxes.values(), *self._ready):
             queue.clear()
 
     def _fill_slots(self) -> None:
-        for inbox, room in (
-            (self._repair_inbox, self.capacity + 1),
-            (self._inbox, self.capacity),
-        ):
-            while inbox and len(self.held) < room:
+        for purpose, inbox in self._inboxes.items():
+            while inbox and self._has_room(purpose):
                 job = inbox.popleft()
                 if not job.is_void():
                     assert job.slot not in self.held, "a microbatch takes one slot"
-                    self.held.add(job.slot)
+                    self.held[job.slot] = purpose
                     self.most_held = max(self.most_held, len(self.held))
                     self.compute(job)
 
+    def _has_room(self, purpose: Purpose) -> bool:
+        """A slot that anybody may take, or the one that is this purpose's own."""
+        kinds = Counter(self.held.values())
+        own = (Purpose.REPAIR, Purpose.LOST_SUM)
+        beyond = sum(max(0, kinds[p] - 1) for p in own)
+        shared = kinds[Purpose.TRAIN] + beyond
+        return shared < self.capacity or (purpose in own and not kinds[purpose])
+
     def _start_next(self) -> None:
         while self._running is None:
-            queue = next((queue for queue in self._ready.values() if queue), None)
+            queue = next((queue for queue in self._ready if queue), None)
             if queue is None:
                 return
             job = queue.popleft()
@@ -135,3 +147,11 @@ class Machine:
         if not job.is_void():
             job.done(span)
         self._start_next()
+
+
+def _rank(job: Job) -> int:
+    if job.purpose is Purpose.LOST_SUM:
+        return 3
+    if job.kind is Kind.BACKWARD:
+        return 0
+    return 1 if job.purpose is Purpose.REPAIR else 2

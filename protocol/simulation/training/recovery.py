@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from protocol.simulation.training.machine import Job, Kind, Span
+from protocol.simulation.training.machine import Job, Kind, Purpose, Span
 from protocol.simulation.training.microbatch import Microbatch, Phase, Repair
 from protocol.simulation.training.policies.base import Recovery
 
@@ -141,8 +141,11 @@ class Recoveries:
         self, microbatch: Microbatch, repair: Repair, kind: Kind, done: Callable[[Span], None]
     ) -> Job:
         fleet = self._run.fleet
+        purpose = Purpose.REPAIR if repair.continues else Purpose.LOST_SUM
         seconds = fleet.forward_s if kind is Kind.FORWARD else fleet.backward_s
-        return Job(kind, microbatch.slot, seconds(repair.node), done, lambda: repair.is_void, True)
+        return Job(
+            kind, microbatch.slot, seconds(repair.node), done, lambda: repair.is_void, purpose
+        )
 
     def _input_came(self, microbatch: Microbatch, stage: int, repair: Repair) -> None:
         if repair.is_void:

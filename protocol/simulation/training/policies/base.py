@@ -6,6 +6,7 @@ from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from protocol.simulation.training.joining import stage_for
 from protocol.simulation.training.microbatch import Microbatch
 
 if TYPE_CHECKING:
@@ -130,12 +131,12 @@ class Policy:
         """A crash was noticed."""
 
     def choose_stage(self, newcomer: int) -> int:
-        """Return the stage that a newcomer will serve: by default, that with the least capacity."""
-        world = self.world
-        return min(
-            range(1, world.num_stages + 1),
-            key=lambda s: (sum(world.fleet.capacity(n) for n in world.holders(s)), s),
-        )
+        """Return the stage that a newcomer will serve: by default, as the daemon chooses."""
+        return stage_for(self.world, newcomer, self.path_cost_s)
+
+    def path_cost_s(self, node: int) -> float | None:
+        """Return what a holder tells of the way from it to a data node, if it knows."""
+        return None
 
     def joined(self, node: int) -> None:
         """A newcomer serves its stage from now on."""

@@ -74,6 +74,12 @@ class Gwtf(Policy):
             if self.world.is_alive(other):
                 self._act(other, lambda flow, now: flow.lose(peer_at(node), now))
 
+    def path_cost_s(self, node: int) -> float | None:
+        """The mean cost of the flows from here on, as in its record."""
+        edges = self._nodes[node].outflows if node in self._nodes else ()
+        costs = [edge.link_cost_s + edge.cost_to_sink_s for edge in edges]
+        return sum(costs) / len(costs) if costs else None
+
     def _enter(self, node: int, stage: int) -> None:
         world = self.world
         self._known[peer_at(node)] = stage
