@@ -246,6 +246,7 @@ class FlowNode:
     def _launch(self, cycles: list[Cycle]) -> None:
         ctx = self._ctx
         if not self._tokens.is_idle():
+        self._growth.tell_waiting()
             return
         for target in self._growth.stuck():
             walk = self._labels.augmenting(target)
@@ -279,27 +280,36 @@ class FlowNode:
     def _redraw(self, known: Mapping[PeerId, int]) -> None:
         ctx = self._ctx
         keep = {edge.peer for edge in ctx.table.outs.values()}
-        ctx.view.choose(known, ctx.stage, ctx.num_stages, ctx.link_s, keep)
+        ctx.view.look_ahead(ctx.stage, ctx.num_stages, ctx.link_s, keep)
+        for peer in before:
+            if peer not in ctx.view.next and peer in ctx.view.known:
+                ctx.send(peer, self._introduction(wants_news=False))
         self._introduce()
 
-    def _introduce(self) -> None:
-        """Tell the peers in view that I listen, those first that do not know it yet."""
-        ctx = self._ctx
-        due = ctx.tick - ctx.settings.refresh_ticks
-        message = None
-        for peer, seen in ctx.view.next.items():
-            if seen.introduced <= due:
-                message = message or self._introduction()
-                seen.introduced = ctx.tick
-                ctx.send(peer, message)
+        ctx.view.choose(known, ctx.stage, ctx.link_s)
+        self._look_ahead()
 
-    def _introduction(self) -> FlowIntroduce:
+    def _look_ahead(self) -> None:
+        """Draw the peers of the next stage anew, and let go of those that were there before."""
+        ctx, before = self._ctx, list(self._ctx.view.next)
+    def _introduce(self) -> None:
+        """Tell peers in view that I listen, a few at a time, those first that do not know it."""
+        ctx = self._ctx
+        limit = ctx.tick - ctx.settings.refresh_ticks
+        due = [(peer, seen) for peer, seen in ctx.view.next.items() if seen.introduced <= limit]
+        if len(due) > ctx.settings.audience:
+            due.sort(key=lambda entry: entry[1].introduced)
+        for peer, seen in due[: ctx.settings.audience]:
+            seen.introduced = ctx.tick
+            ctx.send(peer, self._introduction())
+
+    def _introduction(self, *, wants_news: bool = True) -> FlowIntroduce:
         ctx = self._ctx
         return FlowIntroduce(
             stage=ctx.stage,
             compute_s=ctx.costs.compute_s(),
             capacity=ctx.capacity,
-            wants_news=True,
+            wants_news=wants_news,
         )
 
     def _on_introduce(self, sender: PeerId, message: FlowIntroduce) -> None:
@@ -308,8 +318,11 @@ class FlowNode:
         is_new = sender not in ctx.view.subscribers
         ctx.view.subscribers[sender] = ctx.tick
         if is_new:
-            ctx.send(sender, self._growth.offers_message())
+            self._growth.greet(sender)
             self._labels.greet(sender)
+        if not message.wants_news:
+            ctx.view.subscribers.pop(sender, None)
+            return
 
     def _note_compute(self, peer: PeerId, compute_s: float) -> None:
         ctx = self._ctx
@@ -329,6 +342,8 @@ class FlowNode:
             self._introduce()
         if ctx.tick % ctx.settings.refresh_ticks == self._phase:
             for peer, seen in ctx.view.next.items():
+        elif ctx.tick % ctx.settings.search_ticks == 0 and self._growth.stuck():
+            self._look_ahead()
                 seen.link_s = ctx.link_s(peer)
             for edge in ctx.table.outs.values():
                 edge.link_s = ctx.link_s(edge.peer)

@@ -21,6 +21,7 @@ from protocol.messages.routing import (
     Offers,
 )
 from protocol.routing.context import Context, Pending
+from protocol.routing.news import News
 from protocol.routing.tables import InEdge, OutEdge
 
 Asked = dict[tuple[PeerId, PeerId], list[tuple[int, float, float | None]]]
@@ -33,6 +34,7 @@ class Growth:
         self._ctx = ctx
         self._told: Offers | None = None
         self._told_at = 0
+        self._news = News[None]()
         self._backoff = 0
         self._hungry_at = 0
 
@@ -65,20 +67,28 @@ class Growth:
         """Send the offers to the subscribers if they changed."""
         ctx, offers = self._ctx, self.offers()
         age = ctx.tick - self._told_at
-        if offers == self._told and (age < ctx.settings.refresh_ticks or not offers):
-            return
-        self._told, self._told_at = offers, ctx.tick
-        message = self.offers_message(offers)
-        for peer in ctx.view.subscribers:
-            ctx.send(peer, message)
+        if offers != self._told or (offers and age >= ctx.settings.refresh_ticks):
+            self._told, self._told_at = offers, ctx.tick
+            self._news.add(ctx.view.subscribers, ())
+        self.tell_waiting()
 
-    def offers_message(self, offers: Offers | None = None) -> FlowOffers:
+    def tell_waiting(self) -> None:
+        """Send the offers to subscribers that have not heard of the last change."""
+        ctx = self._ctx
+        if self._news:
+            message = self.offers_message()
+            for peer, _, _ in self._news.take(ctx.view.subscribers, ctx.settings.audience):
+                ctx.send(peer, message)
+
+    def greet(self, peer: PeerId) -> None:
+        """Tell a new subscriber what is to be had."""
+        self._news.told(peer)
+        self._ctx.send(peer, self.offers_message())
+
+    def offers_message(self) -> FlowOffers:
         """What a subscriber is told."""
-        return FlowOffers(
-            stage=self._ctx.stage,
-            compute_s=self._ctx.costs.compute_s(),
-            offers=self.offers() if offers is None else offers,
-        )
+        ctx = self._ctx
+        return FlowOffers(stage=ctx.stage, compute_s=ctx.costs.compute_s(), offers=self.offers())
 
     def heard_offers(self, sender: PeerId, offers: Offers) -> None:
         """Fresh prices of a peer of the next stage."""

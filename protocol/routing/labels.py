@@ -16,7 +16,7 @@ are also labels rooted there: the walk from an orphan or the source is then an a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,6 +33,7 @@ from protocol.messages.routing import (
     make_label,
 )
 from protocol.routing.context import Context
+from protocol.routing.news import News
 
 Arc = tuple[float, int, Label]  # cost, id of the edge it gives up (else 0), label at its far end
 
@@ -66,6 +67,8 @@ class Labels:
         self._mine: dict[LabelKey, Label | None] = {}
         self._stale: set[LabelKey] = set()
         self._told_out: dict[LabelKey, set[PeerId]] = {}
+        self._upstream = News[LabelKey]()
+        self._downstream = News[LabelKey]()
         self._refreshed = 0
 
     # -- what others say
@@ -253,10 +256,8 @@ class Labels:
         changed = sorted(key for key in self._stale if not key[2])
         self._stale.clear()
         if changed or is_all:
-            messages = self._messages(changed, False, is_all)
-            for peer in ctx.view.subscribers:
-                for message in messages:
-                    ctx.send(peer, message)
+            self._upstream.add(ctx.view.subscribers, changed, is_all=is_all)
+        self._tell(self._upstream, ctx.view.subscribers, is_out=False)
         self._tell_downstream(is_all=is_all)
         self._mine = {key: label for key, label in self._mine.items() if label is not None}
 
@@ -271,17 +272,23 @@ class Labels:
                 if key in self._mine and peer not in told:
                     told.add(peer)
                     due[peer].append(key)
-        made: dict[tuple[LabelKey, ...], list[FlowLabels]] = {}
         for peer, keys in due.items():
-            if not keys and not is_all:
-                continue
-            if tuple(keys) not in made:
-                made[tuple(keys)] = self._messages(keys, True, is_all)
-            for message in made[tuple(keys)]:
-                ctx.send(peer, message)
+            if keys or is_all:
+                self._downstream.add([peer], keys, is_all=is_all)
+        self._tell(self._downstream, due, is_out=True)
+
+    def _tell(self, news: News[LabelKey], present: Collection[PeerId], *, is_out: bool) -> None:
+        made: dict[tuple[bool, tuple[LabelKey, ...]], list[FlowLabels]] = {}
+        for peer, is_all, topics in news.take(present, self._ctx.settings.audience):
+            keys = sorted(topics)
+            same = is_all, tuple(keys)
+            if same not in made:
+                made[same] = self._messages(keys, is_out, is_all)
+            for message in made[same]:
+                self._ctx.send(peer, message)
 
     def _messages(self, keys: list[LabelKey], is_out: bool, is_all: bool) -> list[FlowLabels]:
-        entries = [(*key[:2], label.path if (label := self._mine[key]) else ()) for key in keys]
+        entries = [(*key[:2], label.path if (label := self._mine.get(key)) else ()) for key in keys]
         return [
             FlowLabels(
                 is_out=is_out,
@@ -293,6 +300,7 @@ class Labels:
 
     def greet(self, peer: PeerId) -> None:
         """Tell a new subscriber all in labels."""
+        self._upstream.told(peer)
         keys = [key for key, label in self._mine.items() if label is not None and not key[2]]
         for message in self._messages(keys, False, True):
             self._ctx.send(peer, message)

@@ -16,6 +16,8 @@ class RoutingSettings(BaseModel):
     num_random: PositiveInt = 10
     num_same: PositiveInt = 8
     redraw_ticks: PositiveInt = 40
+    search_ticks: PositiveInt = 4  # the same while a flow finds no way on
+    audience: PositiveInt = 12  # peers that are told news at once
     # growth
     sink_surplus: PositiveFloat = 2.0
     request_ticks: PositiveInt = 3

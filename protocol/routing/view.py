@@ -38,22 +38,27 @@ class View:
         self.compute_of: dict[PeerId, float] = {}
 
     def choose(
+        self, stages: Mapping[PeerId, int], stage: int, link_s: Callable[[PeerId], float]
+    ) -> None:
+        """Note all known peers, and draw some of the own stage."""
+        self.known = dict(stages)
+        s = self._settings
+        chosen = self._draw(stage, s.num_same // 2, s.num_same - s.num_same // 2, link_s, ())
+        self.same = {p: self.same.get(p) or self._new(p, link_s) for p in chosen}
+        self.subscribers = {p: t for p, t in self.subscribers.items() if p in self.known}
+
+    def look_ahead(
         self,
-        stages: Mapping[PeerId, int],
         stage: int,
         num_stages: int,
         link_s: Callable[[PeerId], float],
         keep: Collection[PeerId],
     ) -> None:
-        """Draw the view from all known peers; peers in ``keep`` stay."""
-        self.known = dict(stages)
+        """Draw the peers of the stage after ``stage``; those in ``keep`` stay."""
         after = (stage + 1) % (num_stages + 1)
         s = self._settings
         chosen = self._draw(after, s.num_nearest, s.num_random, link_s, keep)
         self.next = {p: self.next.get(p) or self._new(p, link_s) for p in chosen}
-        chosen = self._draw(stage, s.num_same // 2, s.num_same - s.num_same // 2, link_s, ())
-        self.same = {p: self.same.get(p) or self._new(p, link_s) for p in chosen}
-        self.subscribers = {p: t for p, t in self.subscribers.items() if p in self.known}
 
     def _new(self, peer: PeerId, link_s: Callable[[PeerId], float]) -> Seen:
         return Seen(self.known[peer], self.compute_of.get(peer, 0.0), link_s(peer))
