@@ -242,11 +242,11 @@ class FlowNode:
         cycles = self._labels.compute()
         self._launch(cycles)
         self._labels.tell()
+        self._growth.tell_waiting()
 
     def _launch(self, cycles: list[Cycle]) -> None:
         ctx = self._ctx
         if not self._tokens.is_idle():
-        self._growth.tell_waiting()
             return
         for target in self._growth.stuck():
             walk = self._labels.augmenting(target)
@@ -279,6 +279,12 @@ class FlowNode:
 
     def _redraw(self, known: Mapping[PeerId, int]) -> None:
         ctx = self._ctx
+        ctx.view.choose(known, ctx.stage, ctx.link_s)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Draw the peers of the next stage anew, and let go of those that were there before."""
+        ctx, before = self._ctx, list(self._ctx.view.next)
         keep = {edge.peer for edge in ctx.table.outs.values()}
         ctx.view.look_ahead(ctx.stage, ctx.num_stages, ctx.link_s, keep)
         for peer in before:
@@ -286,12 +292,6 @@ class FlowNode:
                 ctx.send(peer, self._introduction(wants_news=False))
         self._introduce()
 
-        ctx.view.choose(known, ctx.stage, ctx.link_s)
-        self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        """Draw the peers of the next stage anew, and let go of those that were there before."""
-        ctx, before = self._ctx, list(self._ctx.view.next)
     def _introduce(self) -> None:
         """Tell peers in view that I listen, a few at a time, those first that do not know it."""
         ctx = self._ctx
@@ -316,13 +316,13 @@ class FlowNode:
         ctx = self._ctx
         self._note_compute(sender, message.compute_s)
         is_new = sender not in ctx.view.subscribers
+        if not message.wants_news:
+            ctx.view.subscribers.pop(sender, None)
+            return
         ctx.view.subscribers[sender] = ctx.tick
         if is_new:
             self._growth.greet(sender)
             self._labels.greet(sender)
-        if not message.wants_news:
-            ctx.view.subscribers.pop(sender, None)
-            return
 
     def _note_compute(self, peer: PeerId, compute_s: float) -> None:
         ctx = self._ctx
@@ -338,12 +338,12 @@ class FlowNode:
         ctx = self._ctx
         if ctx.tick % ctx.settings.redraw_ticks == 0:
             self._redraw(ctx.view.known)
+        elif ctx.tick % ctx.settings.search_ticks == 0 and self._growth.stuck():
+            self._look_ahead()
         else:
             self._introduce()
         if ctx.tick % ctx.settings.refresh_ticks == self._phase:
             for peer, seen in ctx.view.next.items():
-        elif ctx.tick % ctx.settings.search_ticks == 0 and self._growth.stuck():
-            self._look_ahead()
                 seen.link_s = ctx.link_s(peer)
             for edge in ctx.table.outs.values():
                 edge.link_s = ctx.link_s(edge.peer)
