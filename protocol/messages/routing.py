@@ -164,13 +164,14 @@ def make_label(path: tuple[Hop, ...]) -> Label | None:
 class FlowState(RoutingMessage):
     """To a peer of my own stage: the units that I pass on, so that it can find a better exchange.
 
-    ``reach`` gives what links to peers of the next stage cost me.
+    ``reach`` gives what links to peers of the next stage cost me. ``is_leaving``: take them over.
     """
 
     kind: Literal["flow_state"] = "flow_state"
     units: Annotated[tuple[Unit, ...], Field(max_length=MAX_UNITS)]
     reach: Annotated[tuple[tuple[Peer, Seconds], ...], Field(max_length=MAX_UNITS)]
     num_free: Count
+    is_leaving: bool = False
 
 
 class TokenPrepare(RoutingMessage):

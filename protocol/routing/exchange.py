@@ -44,12 +44,15 @@ class Exchange:
         peers = [p for p in ctx.view.same if self._barred.get(p, 0) <= ctx.tick]
         if ctx.is_data_node or not peers or ctx.rng.random() >= s.exchange_chance:
             return
-        units = self._units()
+        if ctx.is_draining:
+            return
+        units = self.units()
         if units or ctx.room() > 0:
             state = FlowState(units=units, reach=self._reach(), num_free=max(0, ctx.room()))
             ctx.send(ctx.rng.choice(peers), state)
 
-    def _units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[Unit, ...]:
+        """The units that are passed on here and that no token holds."""
         pairs = [(e, e.out) for e in self._ctx.table.ins.values() if e.is_live and e.out]
         return tuple(_unit(i, o) for i, o in pairs if not i.token and not o.token)[:MAX_UNITS]
 
@@ -60,7 +63,12 @@ class Exchange:
     def on_state(self, sender: PeerId, state: FlowState) -> None:
         """Begin the best exchange with ``sender``, if one is worth it."""
         ctx = self._ctx
-        if ctx.view.known.get(sender) != ctx.stage or not self._tokens.is_idle():
+        if ctx.view.known.get(sender) != ctx.stage or ctx.is_draining:
+            return
+        if state.is_leaving:
+            self._take_over(sender, state.units)
+            return
+        if not self._tokens.is_idle():
             return
         found = [f for f in self._exchanges(sender, state) if math.isfinite(f[0])]
         self._barred[sender] = ctx.tick + ctx.settings.bar_ticks
@@ -71,6 +79,16 @@ class Exchange:
             self._tokens.launch(Cycle(best[0], best[2]), -ctx.settings.epsilon, best[1])
         else:
             self._anneal(ctx.rng.choice(found))
+
+    def _take_over(self, giver: PeerId, units: tuple[Unit, ...]) -> None:
+        """Carry a unit of a peer that leaves, if there is room: nobody else may have any."""
+        ctx, known = self._ctx, self._ctx.view.known
+        if self._tokens.is_leading or ctx.firm(is_growing=False) >= ctx.capacity:
+            return
+        unit = next((u for u in units if u[1] in known and u[4] in known), None)
+        if unit is not None:
+            cycle = Cycle(0.0, _moved(unit, giver, ctx.me))
+            self._tokens.launch(cycle, math.inf, "took over a flow of a peer that leaves")
 
     def _anneal(self, found: Found) -> None:
         """Metropolis: take a worse one with probability exp(-delta / T)."""
@@ -88,9 +106,9 @@ class Exchange:
         return self._temperature if self._temperature > 0.01 * start else 0.0
 
     def _exchanges(self, peer: PeerId, state: FlowState) -> Iterator[Found]:
-        mine, theirs, reach = self._units(), state.units, dict(state.reach)
+        mine, theirs, reach = self.units(), state.units, dict(state.reach)
         me, room = self._ctx.me, self._ctx.room()
-        for unit in theirs if room > 0 and not self._ctx.is_draining else ():
+        for unit in theirs if room > 0 else ():
             yield self._redirect(unit, peer, me, self._link(unit[1]), self._to(unit[4]))
         for unit in mine if state.num_free > 0 else ():
             # the peer's link to my predecessor is not known here: assume that it costs the same

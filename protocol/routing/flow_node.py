@@ -32,6 +32,7 @@ from protocol.messages.routing import (
 from protocol.routing.context import Context, Costs, Send
 from protocol.routing.exchange import Exchange
 from protocol.routing.growth import Growth
+from protocol.routing.handover import Handover
 from protocol.routing.healing import Healing
 from protocol.routing.labels import Cycle, Labels
 from protocol.routing.settings import RoutingSettings
@@ -77,6 +78,7 @@ class FlowNode:
         self._labels = Labels(self._ctx)
         self._tokens = Tokens(self._ctx, self._labels)
         self._exchange = Exchange(self._ctx, self._tokens)
+        self._handover = Handover(self._ctx, self._exchange)
         self._handle = self._handlers()
         self._improve_at = 0.0
         self._phase = rng.randrange(settings.refresh_ticks)
@@ -117,7 +119,7 @@ class FlowNode:
             FlowState: self._exchange.on_state,
             TokenPrepare: self._tokens.on_prepare,
             TokenVote: self._tokens.on_vote,
-            TokenEnd: self._tokens.on_end,
+            TokenEnd: self._on_token_end,
             TokenAsk: self._tokens.on_ask,
         }
 
@@ -145,6 +147,11 @@ class FlowNode:
         self._growth.wake()
         self._growth.ask()
 
+    def _on_token_end(self, sender: PeerId, message: TokenEnd) -> None:
+        self._tokens.on_end(sender, message)
+        if message.is_applied:
+            self._handover.on_token_end(sender)
+
     def tick(self, now: float) -> list[Send]:
         """Do what is due every ``settings.tick_s``."""
         ctx = self._begin(now)
@@ -152,6 +159,7 @@ class FlowNode:
         self._refresh()
         self._growth.drop_late()
         self._growth.give_back()
+        self._handover.tick()
         if not ctx.is_data_node and ctx.rng.random() < 0.5 and ctx.table.improve_pairs():
             ctx.changed("paired its flows anew")
         self._growth.ask()
@@ -172,13 +180,9 @@ class FlowNode:
         return ctx.flush()
 
     def drain(self, now: float) -> list[Send]:
-        """Take nothing new and hand the flows over."""
+        """Take nothing new and hand the flows over; in time, what nobody took is pushed back."""
         ctx = self._begin(now)
-        ctx.is_draining = True
-        for edge in list(ctx.table.ins.values()):
-            ctx.table.drop_in(edge, ctx.tick)
-            ctx.send(edge.peer, self._push_back(edge))
-        ctx.changed("drained")
+        self._handover.begin()
         return ctx.flush()
 
     def set_capacity(self, capacity: int, now: float) -> list[Send]:

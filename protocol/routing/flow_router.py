@@ -151,7 +151,8 @@ class FlowRouter:
             rng=self._rng, settings=self.settings,
         )  # fmt: skip
         self._peers = {}
-        return self._adjust(now)
+        drained = self._node.drain(now) if self._is_draining else []
+        return [*drained, *self._adjust(now)]
 
     def on_decision(self, decision: Decision, now: float) -> list[Send]:
         """A new roster: who is in it takes part, whoever seemed gone before."""
@@ -190,7 +191,7 @@ class FlowRouter:
     def _adjust(self, now: float) -> list[Send]:
         """Tell the flow node who is there, and a data node what it may want."""
         node, decision = self._node, self._decision
-        if node is None or decision is None or self._is_draining:
+        if node is None or decision is None:
             return []
         peers = self._present(decision, now)
         sends: list[Send] = []
@@ -199,7 +200,7 @@ class FlowRouter:
                 sends += node.lose(peer, now)
             self._peers = peers
             sends += node.set_peers(peers, now)
-        if self._me in decision.data_nodes:
+        if self._me in decision.data_nodes and not self._is_draining:
             sends += node.set_demand(fair_share(decision, self._capacity), now)
         return sends
 

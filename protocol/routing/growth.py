@@ -43,9 +43,11 @@ class Growth:
     def offers(self) -> Offers:
         """Spare units and their prices, for each data node."""
         ctx, prices = self._ctx, defaultdict[PeerId, list[float]](list)
+        if ctx.is_draining:
+            return ()
         if ctx.is_data_node:
             prices[ctx.me] = [0.0] * min(MAX_SPARE, self._sink_room())
-        elif not ctx.is_draining:
+        else:
             for edge in ctx.table.spare():
                 if not edge.token:
                     prices[edge.target].append(edge.cost_s)
@@ -117,6 +119,8 @@ class Growth:
         """Targets to ask for (None: any), with the cost from the source of the flow that waits."""
         ctx = self._ctx
         pending = Counter(p.target for p in ctx.pending.values())
+        if ctx.is_draining:
+            return
         if ctx.is_data_node:
             for _ in range(ctx.demand - len(ctx.table.outs) - len(ctx.pending)):
                 yield ctx.me, 0.0
@@ -127,7 +131,7 @@ class Growth:
                 pending[edge.target] -= 1
             else:
                 yield edge.target, edge.from_s if edge.is_live else None
-        if ctx.tick >= self._hungry_at and not ctx.is_draining:
+        if ctx.tick >= self._hungry_at:
             for _ in range(ctx.room()):
                 yield None, None
 
@@ -215,9 +219,11 @@ class Growth:
 
     def _has_unit(self, target: PeerId, quote: float) -> bool:
         ctx = self._ctx
+        if ctx.is_draining:
+            return False
         if ctx.is_data_node:
             return target == ctx.me and self._sink_room() > 0
-        return not ctx.is_draining and any(
+        return any(
             edge.target == target and edge.cost_s <= quote + 1e-6 and not edge.token
             for edge in ctx.table.spare()
         )

@@ -30,6 +30,7 @@ class RoutingSettings(BaseModel):
     grace_ticks: PositiveInt = 2
     refresh_ticks: PositiveInt = 12
     forget_ticks: PositiveInt = 60
+    handover_ticks: PositiveInt = 5
     # exchange and annealing: T0 is ``heat`` times the mean link cost
     exchange_chance: NonNegativeFloat = 0.2
     heat: NonNegativeFloat = 0.1

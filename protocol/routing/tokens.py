@@ -72,10 +72,14 @@ class Tokens:
 
     # -- initiator
 
+    @property
+    def is_leading(self) -> bool:
+        """Whether a token of its own is under way."""
+        return any(led.verdict is None for led in self._led.values())
+
     def is_idle(self) -> bool:
         """Whether it may begin another token."""
-        is_leading = any(led.verdict is None for led in self._led.values())
-        return not is_leading and self._ctx.now >= self._rest_until
+        return not self.is_leading and self._ctx.now >= self._rest_until
 
     def launch(self, cycle: Cycle, limit_s: float, why: str) -> None:
         """Ask everyone whom ``cycle`` touches; this node too."""

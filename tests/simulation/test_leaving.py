@@ -13,10 +13,10 @@ from protocol.simulation.cores import node_core
 from protocol.simulation.faults import Fault
 from protocol.simulation.host import FREE
 from protocol.simulation.toy_stage import toy_stage
-from protocol.simulation.world import SimulatedNode, Simulation
+from protocol.simulation.world import NodePlan, SimulatedNode, Simulation
 
 DATA, FIRST, LAST = 0, 1, 2  # a data node, which is the authority, and the holders of two stages
-KILLED_AT_S, DRAINED_AT_S = 3.0, 20.0
+KILLED_AT_S, DRAINED_AT_S, HANDED_OVER_AT_S = 3.0, 20.0, 60
 # With the authority's silence or without it, far less than ``drain_s``.
 AT_ONCE_S = 3.0
 
@@ -70,3 +70,38 @@ def test_a_node_ends_the_step_in_flight_before_it_leaves() -> None:
     assert leavers.went_at_s < 60
     assert step > 0
     assert opened, "it left with the step that others had opened"
+
+
+def test_who_leaves_hands_its_flows_over_before_it_goes() -> None:
+    """The data node has as many flows as before all the time."""
+    flows: dict[int, list[int]] = {DATA: [], FIRST: []}
+    signed = manifest_of(steps=10_000, quota=12)
+
+    def build(simulation: Simulation, node: SimulatedNode) -> NodeCore:
+        core = node_core(simulation, node)
+        if node.index == FIRST:
+            simulation.timeline.at(HANDED_OVER_AT_S, core.drain)
+        return core
+
+    def look(simulation: Simulation) -> None:
+        cores = {index: simulation.nodes[index].core for index in flows}
+        if cores[FIRST].ctx.me in cores[DATA].decision.members:
+            for index, core in cores.items():
+                report = core.routing.router.report
+                flows[index].append(len(report.outflows if index == DATA else report.inflows))
+
+    # the data node wants less than stage 1 could carry without the one that leaves
+    simulation = Simulation(
+        signed,
+        (NodePlan(0, capacity=4), *plans_of(0, 2, 3, capacity=8)),
+        build=build,
+        stages=partial(toy_stage, signed.manifest),
+        costs={**FREE, "forward": 1.0, "backward": 2.0},
+    )
+    for number in range(400):
+        at_s = HANDED_OVER_AT_S + 0.01 * (number - 1)
+        simulation.timeline.at(at_s, partial(look, simulation))
+    simulation.run(limit_s=HANDED_OVER_AT_S + 20)
+    assert flows[FIRST][0] > 0
+    assert flows[FIRST][-1] == 0
+    assert min(flows[DATA]) == flows[DATA][0] == 9

@@ -47,6 +47,9 @@ class FixedFlows:
     def tick(self, now):
         return []
 
+    def drain(self, now):
+        return []
+
 
 def router_of(**units: int) -> tuple[FlowRouter, FixedFlows]:
     names = {"a": A, "b": B, "c": C}
@@ -141,3 +144,21 @@ def test_who_is_in_no_roster_has_no_peers() -> None:
     router, flows = router_of(a=1)
     router.on_decision(decision_of([(X,), HOLDERS], term=2), 1.0)
     assert flows.peers == {}
+
+
+def test_who_drains_wants_no_more_and_still_sees_who_is_gone() -> None:
+    router, flows = router_of(a=1)
+    flows.demand = 0
+    router.drain(1.0)
+    router.on_session(A, False, 2.0)
+    assert A in flows.lost
+    assert set(flows.peers) == {B, C}
+    assert flows.demand == 0
+
+
+def test_a_stage_that_is_taken_while_draining_takes_no_flows() -> None:
+    router, _ = router_of()
+    router.drain(1.0)
+    router.serve(1, 1, 8, 2.0)
+    router.on_decision(decision_of([(X,), (D, A, B)], term=3), 2.0)
+    assert router._node._ctx.is_draining

@@ -21,5 +21,5 @@ ROUTING_GOLDEN = {
     "token_vote": "366e103f",
     "token_end": "94411463",
     "token_ask": "4c5ae8c5",
-    "flow_state": "e35ce0f8",
+    "flow_state": "53ad0cd7",
 }
