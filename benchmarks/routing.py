@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ COST_TICKS = {
     "N=100, 4 data nodes": 300,
 }
 LARGE, LARGE_TICKS, LARGE_SEEDS = "N=1001, cap 1-5, d 20-100", 400, 3
-BURST_FAMILY, BURST_TICK, BURST_TICKS = "N=97, cap 1-5, d 20-100", 60, 125
+BURST_FAMILIES = ("N=33, cap 2-5, d 1-10", "N=97, cap 1-5, d 20-100")
+BURST_TICK, BURST_TICKS = 60, 125
 BURSTS = (0.05, 0.1, 0.2)
 SIZES = {"N=33, cap 2-5, d 1-10": 80, "N=100": 80, "N=1000": 30, "N=5000": 20}
 LARGEST = "N=5000"
@@ -58,9 +60,8 @@ def jobs(tables: Sequence[str], seeds: int, burst_seeds: int, *, is_full: bool) 
                 home = "N=97, ten regions, home links"
                 yield Job("forms", home, seed, 200, is_arithmetic=is_arithmetic)
     if "bursts" in tables:
-        for burst in BURSTS:
-            for seed in range(burst_seeds):
-                yield Job("bursts", BURST_FAMILY, seed, BURST_TICKS, burst, BURST_TICK)
+        for family, seed, burst in product(BURST_FAMILIES, range(burst_seeds), BURSTS):
+            yield Job("bursts", family, seed, BURST_TICKS, burst, BURST_TICK)
 
 
 def run_all(wanted: Sequence[Job], log: Path | None, processes: int) -> list[dict[str, Any]]:

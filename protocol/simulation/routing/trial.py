@@ -22,7 +22,8 @@ _CONVERGED = 0.001  # of the optimum's cost
 class Script:
     """``burst`` of the holders die at ``burst_tick``, ``churn`` of them every ``churn_every``.
 
-    Who died of churn comes back when the next ones die. Each stage keeps a holder.
+    Who died of churn comes back when the next ones die. Each stage keeps a holder. With
+    ``after_ticks`` the run ends that long after the burst's survivors have their maximum flow.
     """
 
     ticks: int = 200
@@ -30,6 +31,7 @@ class Script:
     churn_every: int = 30
     burst: float = 0.0
     burst_tick: int | None = None
+    after_ticks: int | None = None
 
     def bursts_at(self, tick: int) -> bool:
         """Whether the burst is at this tick; by default in the middle."""
@@ -220,6 +222,8 @@ class _Run:
             self._note(tick)
             self._disturb(tick)
             on_tick(tick)
+            if self._is_over(tick):
+                break
         trial.changes = list(self._recoveries())
         trial.routes, trial.alive = self._router.routes(), sorted(self._alive)
         trial.greedy = worth(
@@ -227,6 +231,16 @@ class _Run:
         )
         trial.cpu_s, trial.digest = self._router.cpu_s, self._router.digest
         return trial
+
+    def _is_over(self, tick: int) -> bool:
+        """Whether the flow was whole again ``after_ticks`` ago."""
+        after = self._script.after_ticks
+        if after is None or not self._changes:
+            return False
+        known = self._changes[-1][0] + self._detect_ticks
+        points = reversed(self._trial.points)
+        full = [p.tick for p in points if p.tick >= known and p.is_full]
+        return bool(full) and tick >= full[-1] + after
 
     def _note(self, tick: int) -> None:
         sent = self._router.messages - self._num_sent
@@ -264,7 +278,7 @@ class _Run:
 
     def _recoveries(self) -> Iterator[Change]:
         """Look up, for each change, when the flow was whole again before the next one."""
-        ends = [*(tick for tick, *_ in self._changes), self._script.ticks][1:]
+        ends = [*(tick for tick, *_ in self._changes), self._trial.last.tick][1:]
         for (tick, kind, gone, come, best), end in zip(self._changes, ends, strict=True):
             known = tick + self._detect_ticks
             later = (p for p in self._trial.points if tick < p.tick <= end and p.is_full)

@@ -85,12 +85,13 @@ class RoutingWorld:
         self.cpu_s = 0.0
         self.residents: dict[int, Resident] = {}
         self._rng = Random(seed)  # noqa: S311 - a simulation
-        self._clock = clock or (lambda: 0.0)
+        self._clock = clock
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._num_events = 0
         self._arrivals: dict[tuple[int, int], float] = {}
         self._digest = blake2b(digest_size=16)
         self._latency_s: list[list[float]] = network.latency_s.tolist()
+        self._names = [peer_at(i) for i in range(network.num_nodes)]
         self._enter(range(network.num_nodes))
 
     # --- time ------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class RoutingWorld:
     def drain(self, index: int) -> None:
         """Tell a node that it will leave; ``crash`` it when its flows are gone."""
         resident = self.residents[index]
-        self._act(resident, lambda: resident.node.drain(self.now))
+        self._act(resident, resident.node.drain)
 
     def _notice_s(self) -> float:
         return self.now + self.options.detect_s * (1 + self._rng.random()) / 2
@@ -179,32 +180,37 @@ class RoutingWorld:
 
     def _learn(self, resident: Resident, known: Mapping[PeerId, int]) -> None:
         others = {p: s for p, s in known.items() if INDEX[p] != resident.index}
-        self._act(resident, lambda: resident.node.set_peers(others, self.now))
+        self._act(resident, resident.node.set_peers, others)
 
     def _lose(self, resident: Resident, peer: PeerId) -> None:
         if INDEX[peer] not in self.residents:  # it may be back already
-            self._act(resident, lambda: resident.node.lose(peer, self.now))
+            self._act(resident, resident.node.lose, peer)
 
     def _tick(self, resident: Resident) -> None:
         if resident.is_alive:
             self.num_ticks += 1
-            self._act(resident, lambda: resident.node.tick(self.now))
+            self._act(resident, resident.node.tick)
             self._at(self.now + self.tick_s, self._tick, resident)
 
     def _arrive(self, sender: int, receiver: Resident, message: Message) -> None:
         if receiver.is_alive:
             entry = f"{self.now:.9f} {sender} {receiver.index} {message.kind}\n"
             self._digest.update(entry.encode())
-            name = peer_at(sender)
-            self._act(receiver, lambda: receiver.node.handle(name, message, self.now))
+            name = self._names[sender]
+            self._act(receiver, receiver.node.handle, name, message)
 
-    def _act(self, resident: Resident, action: Callable[[], list[Send]]) -> None:
+    def _act(
+        self, resident: Resident, action: Callable[..., list[Send]], *arguments: object
+    ) -> None:
         """Let a node act, and carry what it sends."""
         if not resident.is_alive:
             return
-        began_s = self._clock()
-        sends = action()
-        self.cpu_s += self._clock() - began_s
+        if self._clock is None:
+            sends = action(*arguments, self.now)
+        else:
+            began_s = self._clock()
+            sends = action(*arguments, self.now)
+            self.cpu_s += self._clock() - began_s
         for send in sends:
             self._carry(resident.index, INDEX[send.peer], send.message)
 
