@@ -42,6 +42,8 @@ from protocol.routing.view import View
 
 __all__ = ["Costs", "FlowEdge", "FlowNode", "RoutingSettings", "Send"]
 
+UNITS_PER_PEER = 4  # what a data node that looks for holders expects of each
+
 
 @dataclass(frozen=True, slots=True)
 class FlowEdge:
@@ -290,7 +292,8 @@ class FlowNode:
         """Draw the peers of the next stage anew, and let go of those that were there before."""
         ctx, before = self._ctx, list(self._ctx.view.next)
         keep = {edge.peer for edge in ctx.table.outs.values()}
-        ctx.view.look_ahead(ctx.stage, ctx.num_stages, ctx.link_s, keep)
+        num_wanted = max(0, ctx.demand - len(ctx.table.outs)) // UNITS_PER_PEER
+        ctx.view.look_ahead(ctx.stage, ctx.num_stages, ctx.link_s, keep, num_wanted)
         for peer in before:
             if peer not in ctx.view.next and peer in ctx.view.known:
                 ctx.send(peer, self._introduction(wants_news=False))

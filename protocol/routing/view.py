@@ -53,11 +53,17 @@ class View:
         num_stages: int,
         link_s: Callable[[PeerId], float],
         keep: Collection[PeerId],
+        num_wanted: int,
     ) -> None:
-        """Draw the peers of the stage after ``stage``; those in ``keep`` stay."""
+        """Draw the peers of the stage after ``stage``; those in ``keep`` stay.
+
+        A data node may need more holders than others look at, ``num_wanted`` more: it draws as many
+        as it can introduce itself to until it draws again.
+        """
         after = (stage + 1) % (num_stages + 1)
         s = self._settings
-        chosen = self._draw(after, s.num_nearest, s.num_random, link_s, keep)
+        num_random = max(s.num_random, min(num_wanted, s.audience * s.search_ticks))
+        chosen = self._draw(after, s.num_nearest, num_random, link_s, keep)
         self.next = {p: self.next.get(p) or self._new(p, link_s) for p in chosen}
 
     def _new(self, peer: PeerId, link_s: Callable[[PeerId], float]) -> Seen:
