@@ -10,8 +10,8 @@ Equal states have equal bytes, so the SHA-256 of the bytes names the state.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -19,7 +19,9 @@ from itertools import accumulate, pairwise
 import torch
 
 from protocol.errors import StateMismatch
-from stages.layout import Layout
+from protocol.manifest import Manifest
+from stages.layout import Layout, stage_layout
+from stages.optimiser import make_optimiser
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8  # of the numbers in the file
@@ -27,8 +29,46 @@ _METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
+class Course:
+    """How a state came about, where stages may be rebuilt: it decides how training goes on.
+
+    ``gradient_norm`` is that of the step which made the state, before clipping and in fp32; None
+    if no step did. The optimiser counts its updates from ``fresh_at``; ``lr_scale`` is 1 until the
+    stage is rebuilt.
+    """
+
+    gradient_norm: float | None = None
+    fresh_at: int = 0
+    lr_scale: float = 1.0
+
+    def after(self, gradient_norm: float) -> Course:
+        """The course of the next state. The norm is rounded, so that its last bits do not show."""
+        return replace(self, gradient_norm=float(torch.tensor(gradient_norm, dtype=torch.float32)))
+
+    def fields(self) -> dict[str, str]:
+        """What stands in the header."""
+        norm = self.gradient_norm
+        return {
+            "fresh_at": str(self.fresh_at),
+            "gradient_norm": "" if norm is None else repr(norm),
+            "lr_scale": repr(self.lr_scale),
+        }
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> Course:
+        """Read ``fields`` back; raise KeyError or ValueError."""
+        norm = fields["gradient_norm"]
+        return cls(
+            float(norm) if norm else None, int(fields["fresh_at"]), float(fields["lr_scale"])
+        )
+
+
+@dataclass(frozen=True)
 class SnapshotFormat:
-    """What fixes the bytes of a stage's state, besides the step and the numbers."""
+    """What fixes the bytes of a stage's state, besides the step and the numbers.
+
+    ``course`` is None, and left out, in a swarm whose stages are never rebuilt.
+    """
 
     swarm: str
     stage: int
@@ -36,6 +76,7 @@ class SnapshotFormat:
     layout: Layout
     num_moments: int
     epoch: int = 0
+    course: Course | None = None
 
     @property
     def num_data_bytes(self) -> int:
@@ -51,6 +92,7 @@ class SnapshotFormat:
             "stage": str(self.stage),
             "step": str(step),
             "swarm": self.swarm,
+            **(self.course.fields() if self.course else {}),
         }
         fields = {_METADATA: metadata, **self._tensors}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
@@ -87,8 +129,10 @@ class SnapshotFormat:
         """Return the canonical bytes as a new uint8 tensor."""
         return torch.cat(self.pieces(step, data))
 
-    def decode(self, encoded: torch.Tensor, digest: str, data: torch.Tensor) -> int:
-        """Write the numbers into ``data`` and return the step.
+    def decode(
+        self, encoded: torch.Tensor, digest: str, data: torch.Tensor
+    ) -> tuple[int, SnapshotFormat]:
+        """Write the numbers into ``data``; return the step, and this format with their course.
 
         Raises StateMismatch, with ``data`` untouched, unless the bytes have this digest and are
         a state of this stage.
@@ -96,28 +140,46 @@ class SnapshotFormat:
         raw = _raw_bytes(encoded)
         if sha256(raw).hexdigest() != digest:
             raise StateMismatch(f"the state of stage {self.stage} does not have digest {digest}")
-        step = self._step_of(raw)
-        body = encoded.flatten()[len(self.head(step)) :]
-        data.view(torch.uint8).flatten().copy_(body)
-        return step
+        step, form, start = self.read_head(raw)
+        if len(raw) - start != self.num_data_bytes:
+            raise StateMismatch(
+                f"the state holds {len(raw) - start} bytes of numbers, not {self.num_data_bytes}"
+            )
+        data.view(torch.uint8).flatten().copy_(encoded.flatten()[start:])
+        return step, form
 
-    def _step_of(self, raw: memoryview) -> int:
+    def read_head(self, raw: memoryview) -> tuple[int, SnapshotFormat, int]:
+        """Return the step, this format with the course, and where the numbers begin.
+
+        Raises StateMismatch if the header is not one of this stage of this swarm.
+        """
         end = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
         try:
             metadata = dict(json.loads(bytes(raw[_LENGTH_BYTES:end]))[_METADATA])
             step, swarm = int(metadata["step"]), metadata["swarm"]
+            course = Course.read(metadata) if self.course else None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise StateMismatch("the state's header cannot be read") from None
         if swarm != self.swarm:
             raise StateMismatch(f"the state belongs to another swarm, {str(swarm)[:12]}")
         # Writing the header anew compares every field at once, and its spelling.
-        if step < 0 or bytes(raw[:end]) != self.head(step):
+        form = replace(self, course=course)
+        if step < 0 or bytes(raw[:end]) != form.head(step):
             raise StateMismatch(f"the state is not one of stage {self.stage} of this swarm")
-        if len(raw) - end != self.num_data_bytes:
-            raise StateMismatch(
-                f"the state holds {len(raw) - end} bytes of numbers, not {self.num_data_bytes}"
-            )
-        return step
+        return step, form, end
+
+
+def snapshot_format(manifest: Manifest, stage: int) -> SnapshotFormat:
+    """Return the format of a stage's states, with the course of one that no step has made."""
+    optimizer = manifest.training.optimizer
+    return SnapshotFormat(
+        manifest.swarm_id,
+        stage,
+        optimizer.name,
+        stage_layout(manifest, stage),
+        make_optimiser(optimizer).num_moments,
+        course=None if manifest.recovery.method == "none" else Course(),
+    )
 
 
 def _raw_bytes(encoded: torch.Tensor) -> memoryview:

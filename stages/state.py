@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,7 +21,7 @@ from stages.device import usable_device
 from stages.initialisation import fill_initial
 from stages.layout import Layout, stage_layout
 from stages.optimiser import clip_factor, make_optimiser, norm_of, optimise
-from stages.snapshot import SnapshotFormat
+from stages.snapshot import Course, SnapshotFormat, snapshot_format
 
 Tensor = torch.Tensor
 WorkKey = Hashable
@@ -45,10 +45,12 @@ class WeightGradient:
 
 
 class _Buffers:
-    """One complete state: weights and moments, and the leaves that autograd sees."""
+    """One complete state: weights and moments, the leaves that autograd sees, and its format."""
 
-    def __init__(self, layout: Layout, num_moments: int, device: torch.device) -> None:
-        self.data = torch.zeros(1 + num_moments, layout.num_elements, device=device)
+    def __init__(self, form: SnapshotFormat, device: torch.device) -> None:
+        layout = form.layout
+        self.form = form
+        self.data = torch.zeros(1 + form.num_moments, layout.num_elements, device=device)
         self.leaves = [view.detach().requires_grad_() for view in layout.leaf_views(self.data[0])]
 
 
@@ -82,11 +84,8 @@ class TorchStageState(ABC):
         self._wire_dtype = _WIRE_DTYPES[manifest.pipeline.wire_dtype]
         self._layout = stage_layout(manifest, stage)
         self._rule = make_optimiser(training.optimizer)
-        self._format = SnapshotFormat(
-            manifest.swarm_id, stage, training.optimizer.name, self._layout, self._rule.num_moments
-        )
-        self._current = _Buffers(self._layout, self._rule.num_moments, self._device)
-        self._other = _Buffers(self._layout, self._rule.num_moments, self._device)
+        form = snapshot_format(manifest, stage)
+        self._current, self._other = (_Buffers(form, self._device) for _ in range(2))
         fill_initial(self._current.data[0], self._layout, training.seed, self._model.layers)
         self._step = 0
         self._digest: str | None = None
@@ -104,7 +103,7 @@ class TorchStageState(ABC):
     def digest(self) -> str:
         """SHA-256 (hex) of the canonical bytes of the state at ``step``."""
         if self._digest is None:
-            self._digest = self._format.digest(self._step, self._current.data)
+            self._digest = self._current.form.digest(self._step, self._current.data)
         return self._digest
 
     @property
@@ -172,10 +171,16 @@ class TorchStageState(ABC):
         factor = clip_factor(self.gradient_norm, self._training.clip_norm)
         if factor < 1:
             mean.mul_(factor)
-        rate = learning_rate(self._training, self._step)
         old, new = self._current.data, self._other.data
-        self.update_norm = optimise(self._rule, old, new, mean, lr=rate, t=self._step + 1)
-        self._prepared = self._format.digest(self._step + 1, new)
+        form = self._current.form
+        rate, since = learning_rate(self._training, self._step), 0
+        if form.course is not None:
+            rate, since = rate * form.course.lr_scale, form.course.fresh_at
+            form = replace(form, course=form.course.after(self.gradient_norm))
+        count = self._step + 1 - since
+        self.update_norm = optimise(self._rule, old, new, mean, lr=rate, t=count)
+        self._other.form = form
+        self._prepared = form.digest(self._step + 1, new)
         return self._prepared
 
     def apply(self) -> None:
@@ -198,7 +203,7 @@ class TorchStageState(ABC):
 
     def export_state(self) -> Tensor:
         """Return the canonical bytes of the state at ``step`` as a uint8 tensor."""
-        return self._format.encode(self._step, self._current.data)
+        return self._current.form.encode(self._step, self._current.data)
 
     def view_state(
         self, *, is_prepared: bool = False
@@ -210,17 +215,54 @@ class TorchStageState(ABC):
         None if nothing is prepared.
         """
         if not is_prepared:
-            return self._step, self.digest, self._format.pieces(self._step, self._current.data)
+            current = self._current
+            return self._step, self.digest, current.form.pieces(self._step, current.data)
         if self._prepared is None:
             return None
         step = self._step + 1
-        return step, self._prepared, self._format.pieces(step, self._other.data)
+        return step, self._prepared, self._other.form.pieces(step, self._other.data)
 
     def import_state(self, data: Tensor, digest: str) -> None:
         """Replace the state; raise StateMismatch if the bytes do not have this digest."""
         self.abandon()
-        step = self._format.decode(data, digest, self._other.data)
+        step, self._other.form = self._current.form.decode(data, digest, self._other.data)
         self._become(step, digest)
+
+    @property
+    def course(self) -> Course | None:
+        """What the state knows of how it came about; None where stages are never rebuilt."""
+        return self._current.form.course
+
+    @torch.no_grad()
+    def rebuild(self, weights: Tensor, step: int, lr_scale: float) -> None:
+        """Begin at ``step`` with flat ``weights`` and a fresh optimiser, as after CheckFree.
+
+        ``lr_scale`` is set, not multiplied: a stage that is rebuilt twice has it once. The schedule
+        of the learning rate goes by the step.
+        """
+        if self.course is None or weights.shape != (self.num_gradients,):
+            raise ValueError(f"stage {self.stage} cannot begin with {tuple(weights.shape)}")
+        data = self._other.data
+        data[0].copy_(weights)
+        data[1:].zero_()
+        self._replace(step, Course(fresh_at=step, lr_scale=lr_scale))
+
+    def move_to(self, step: int) -> None:
+        """Take this state, older than the others', for that of ``step``; moments stay as they are.
+
+        So a stage goes on from its sparse checkpoint while its neighbours keep what they have.
+        """
+        course = self.course
+        if course is None or step < self._step:
+            raise ValueError(f"stage {self.stage} cannot move from step {self._step} to {step}")
+        self._other.data.copy_(self._current.data)
+        later = course.fresh_at + step - self._step
+        self._replace(step, replace(course, fresh_at=later, gradient_norm=None))
+
+    def _replace(self, step: int, course: Course) -> None:
+        """Make the buffers not in use the state, which no step led to."""
+        self._other.form = replace(self._current.form, course=course)
+        self._become(step, self._other.form.digest(step, self._other.data))
 
     def _become(self, step: int, digest: str) -> None:
         self.reset()

@@ -11,6 +11,7 @@ from protocol.manifest.specs import (
     ModelSpec,
     OptimizerSpec,
     PipelineSpec,
+    RecoverySpec,
     ScheduleSpec,
     TrainingSpec,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "ModelSpec",
     "OptimizerSpec",
     "PipelineSpec",
+    "RecoverySpec",
     "ScheduleSpec",
     "SignedManifest",
     "TrainingSpec",

@@ -6,6 +6,7 @@ A node that does not know a setting must not guess what it means.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
@@ -19,6 +20,7 @@ from protocol.keys import PeerId, public_of
 from protocol.manifest.toml import explain, read_tables
 from protocol.messages import PROTOCOL_VERSION
 
+_LATER = ("recovery",)
 _MAX_STAGES = 4095  # stage 0 and stages 1..4095 fit the messages' stage field
 
 
@@ -181,6 +183,31 @@ class DataSpec(Spec):
         return self
 
 
+class RecoverySpec(Spec):
+    """What becomes of a stage whose last holder died (CheckFree, arXiv 2506.15461)."""
+
+    # "checkfree" puts an interior stage together from its neighbours; "checkfree_plus" also swaps
+    # the first and the last two stages in half of the microbatches, so that the ends have twins.
+    method: Literal["none", "checkfree", "checkfree_plus"] = "none"
+    omega_mode: Literal["sq", "l2", "uniform"] = "sq"  # a neighbour's weight, by its gradient norm
+    lr_scale: Annotated[float, Field(ge=0.1, le=10)] = 1.1  # of a rebuilt stage, from then on
+    # Holders beside stage 0 keep a copy of embedding and head. They can then read the text.
+    share_ends: bool = False
+
+    def check(self, stage_layers: Sequence[int]) -> None:
+        """Raise ValueError unless stages of so many layers each can be rebuilt by ``method``."""
+        least = {"none": 1, "checkfree": 3, "checkfree_plus": 4}[self.method]
+        if len(stage_layers) < least:
+            raise ValueError(
+                f"recovery {self.method!r} needs at least {least} stages, not {len(stage_layers)}"
+            )
+        if self.method != "none" and len(set(stage_layers)) > 1:
+            raise ValueError(
+                f"recovery {self.method!r} puts a stage's layers together from its neighbours': "
+                f"all stages need equally many, not {list(stage_layers)}"
+            )
+
+
 class Manifest(Spec):
     """One swarm, in full. Two manifests with the same ``swarm_id`` are the same swarm."""
 
@@ -193,6 +220,7 @@ class Manifest(Spec):
     training: TrainingSpec
     data: DataSpec = DataSpec()
     averaging: Literal["exact", "hivemind"] = "exact"
+    recovery: RecoverySpec = RecoverySpec()
 
     @model_validator(mode="before")
     @classmethod
@@ -208,6 +236,8 @@ class Manifest(Spec):
         if self.training.sums == "slots" and self.averaging != "exact":
             raise ValueError("sums by slot need exact averaging")
         self.pipeline.check(self.model.layers)
+        stages = range(1, self.pipeline.num_stages + 1)
+        self.recovery.check([len(self.pipeline.layers_of(k, self.model.layers)) for k in stages])
         return self
 
     @property
@@ -215,10 +245,16 @@ class Manifest(Spec):
         """The number of transformer stages S."""
         return self.pipeline.num_stages
 
+    @property
+    def _unsaid(self) -> set[str]:
+        """Settings younger than the first swarms: left at their default, they change no hash."""
+        fields = type(self).model_fields
+        return {name for name in _LATER if getattr(self, name) == fields[name].default}
+
     @cached_property
     def canonical(self) -> bytes:
         """The bytes that are hashed and signed: compact JSON with sorted keys."""
-        plain = self.model_dump(mode="json")
+        plain = self.model_dump(mode="json", exclude=self._unsaid)
         return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
