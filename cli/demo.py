@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _PATIENCE_S = 5.0  # when all nodes leave at once, none has anybody to hand its work to
 _INTERRUPTED = 130
+_TEMPERATURE = 0.8  # of the sample: a young model repeats itself when it is cold
 _DEFAULT = Recipe()
 
 
@@ -147,7 +148,8 @@ def _finish(swarm: LocalSwarm, progress: Progress) -> str:
     progress.tell("training is done; the swarm writes its weights and a sample")
     swarm.wait_until(lambda: _has_saved(swarm), "the weights to be written")
     try:
-        return swarm.organiser.client.generate("def ", 200)
+        told = swarm.organiser.client.generate("def ", 200, temperature=_TEMPERATURE)
+        return "".join(event.text for event in told)
     except ShoalError as error:
         progress.tell(f"no sample: {error.cause}")
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from node.metrics import error_classes
 from node.paths import StatePaths
 from node.status import (
     ErrorAnswer,
-    Generated,
-    GenerateRequest,
+    ExportLine,
+    GenerateEvent,
     IdentityStatus,
     NodeStatus,
     PeerStatus,
@@ -69,11 +70,41 @@ class ControlClient:
         """Ask the daemon to drain and end; returns before it has."""
         self._request("POST", "/leave")
 
-    def generate(self, prompt: str, num_tokens: int, timeout_s: float = 300.0) -> str:
-        """Return the model's continuation of ``prompt``."""
-        body = GenerateRequest(prompt=prompt, num_tokens=num_tokens).model_dump_json()
-        answer = self._request("POST", "/generate", content=body, timeout_s=timeout_s)
-        return self._parse(answer, Generated).text
+    def generate(
+        self, prompt: str, num_tokens: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[GenerateEvent]:
+        """Yield the model's continuation of ``prompt`` as it comes; closing it cancels the rest."""
+        with self._explained():
+            self._knock()
+            asked = {"prompt": prompt, "num_tokens": num_tokens, "temperature": temperature,
+                     "seed": seed}  # fmt: skip
+            with self._stream("/generate", asked) as answer:
+                for line in answer.iter_lines():
+                    event = self._read(line.encode(), GenerateEvent)
+                    if event.error is not None:
+                        raise _as_error(event.error)
+                    yield event
+
+    def export(self) -> Iterator[tuple[ExportLine, bytes]]:
+        """Yield the lines of an export, each with the bytes that follow it."""
+        with self._explained():
+            self._knock()
+            with self._stream("/export", None) as answer:
+                for head, data in _framed(answer.iter_bytes()):
+                    line = self._read(head, ExportLine)
+                    if line.error is not None:
+                        raise _as_error(line.error)
+                    yield line, data
+
+    @contextmanager
+    def _stream(self, path: str, body: object) -> Iterator[httpx.Response]:
+        """Nothing limits how long a long text takes: it is this computer's own daemon."""
+        timeout = httpx.Timeout(None, connect=self._http.timeout.connect)
+        with self._http.stream("POST", path, json=body, timeout=timeout) as answer:
+            if answer.is_error:
+                answer.read()
+                raise _error_of(answer)
+            yield answer
 
     def close(self) -> None:
         """Close the connection."""
@@ -111,8 +142,11 @@ class ControlClient:
             probe.connect(self._socket)
 
     def _parse(self, answer: httpx.Response, kind: type[T]) -> T:
+        return self._read(answer.content, kind)
+
+    def _read(self, content: bytes, kind: type[T]) -> T:
         try:
-            return TypeAdapter(kind).validate_json(answer.content)
+            return TypeAdapter(kind).validate_json(content)
         except ValidationError as error:
             raise Unreachable(
                 "the daemon's answer is not understood",
@@ -144,5 +178,23 @@ def _error_of(answer: httpx.Response) -> ShoalError:
         return ShoalError(
             f"the daemon failed with HTTP status {answer.status_code}", "See its log."
         )
+    return _as_error(told)
+
+
+def _as_error(told: ErrorAnswer) -> ShoalError:
     plain = {cls.code: cls for cls in error_classes() if cls.__init__ is ShoalError.__init__}
     return plain.get(told.code, ShoalError)(told.cause, told.hint)
+
+
+def _framed(parts: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Cut a stream into lines of JSON, each with as many bytes as its ``num_bytes`` says."""
+    buffer = bytearray()
+    for part in parts:
+        buffer += part
+        while (end := buffer.find(b"\n")) >= 0:
+            head = bytes(buffer[:end])
+            size = json.loads(head).get("num_bytes", 0)
+            if len(buffer) < end + 1 + size:
+                break
+            yield head, bytes(buffer[end + 1 : end + 1 + size])
+            del buffer[: end + 1 + size]

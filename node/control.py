@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -25,7 +26,7 @@ from starlette.routing import Route
 
 from node.status import (
     ErrorAnswer,
-    Generated,
+    GenerateEvent,
     GenerateRequest,
     IdentityStatus,
     NodeStatus,
@@ -33,16 +34,17 @@ from node.status import (
     Setting,
     StepStatus,
 )
+from node.streaming import Emit, Streamed
 from protocol.errors import ConfigError, IdentityError, ResourceError, ShoalError
 from protocol.manifest import explain
 
 MAX_STEPS_PER_ANSWER = 200
-MAX_GENERATED_TOKENS = 4096
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 with the final zero
 _LOOPBACK = IPv4Address("127.0.0.1")
 _GRACE_S = 1.0
 _STUCK_CLIENT_MS = 10_000
 _GENERATE_HINT = "Send a prompt and num_tokens as JSON."
+_LINES, _BYTES = "application/x-ndjson", "application/octet-stream"
 _LOGGER = logging.getLogger("shoal.http")
 
 if TYPE_CHECKING:
@@ -70,8 +72,14 @@ class NodeFacade(Protocol):
         """Begin to drain; return at once."""
         ...
 
-    async def generate(self, prompt: str, num_tokens: int) -> str:
-        """Return the model's continuation of ``prompt``; raise ShoalError if it cannot."""
+    async def generate(
+        self, asked: GenerateRequest, tell: Callable[[GenerateEvent], Awaitable[None]]
+    ) -> None:
+        """Tell the model's continuation of a prompt as it comes; raise ShoalError if it cannot."""
+        ...
+
+    async def export(self, emit: Emit) -> None:
+        """Emit the whole model (``node.export_feed``); raise ShoalError if it cannot begin."""
         ...
 
     async def steps(self, after: int) -> Sequence[StepStatus]:
@@ -135,8 +143,10 @@ def control_app(facade: NodeFacade) -> Starlette:
 
     async def generate(request: Request) -> Response:
         asked = _generate_request(await request.body())
-        text = await facade.generate(asked.prompt, asked.num_tokens)
-        return _answer(Generated, Generated(text=text))
+        return Streamed(partial(_tell_text, facade, asked), _error_answer, _LINES)
+
+    async def export(_: Request) -> Response:
+        return Streamed(facade.export, _error_answer, _BYTES)
 
     return Starlette(
         routes=[
@@ -147,6 +157,7 @@ def control_app(facade: NodeFacade) -> Starlette:
             Route("/steps", steps),
             Route("/leave", leave, methods=["POST"]),
             Route("/generate", generate, methods=["POST"]),
+            Route("/export", export, methods=["POST"]),
         ],
         exception_handlers={ShoalError: _explain_error},
     )
@@ -167,9 +178,33 @@ def _answer(kind: type[T], value: T) -> Response:
 
 async def _explain_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ShoalError)
-    answer = ErrorAnswer(code=error.code, cause=error.cause, hint=error.hint)
+    return _error_answer(error)
+
+
+def _error_answer(error: ShoalError) -> Response:
     status = 400 if isinstance(error, ConfigError) else 409
-    return Response(answer.model_dump_json(), status, media_type="application/json")
+    return Response(_told(error).model_dump_json(), status, media_type="application/json")
+
+
+def _told(error: ShoalError) -> ErrorAnswer:
+    return ErrorAnswer(code=error.code, cause=error.cause, hint=error.hint)
+
+
+async def _tell_text(facade: NodeFacade, asked: GenerateRequest, emit: Emit) -> None:
+    """One line of JSON for each token; an error after the first of them is the last line."""
+    has_begun = False
+
+    async def tell(event: GenerateEvent) -> None:
+        nonlocal has_begun
+        has_begun = True
+        await emit(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+    try:
+        await facade.generate(asked, tell)
+    except ShoalError as error:
+        if not has_begun:
+            raise
+        await tell(GenerateEvent(error=_told(error)))
 
 
 def _whole_number(text: str) -> int:
@@ -181,12 +216,9 @@ def _whole_number(text: str) -> int:
 
 def _generate_request(body: bytes) -> GenerateRequest:
     try:
-        asked = GenerateRequest.model_validate_json(body)
+        return GenerateRequest.model_validate_json(body)
     except ValidationError as error:
         raise ConfigError(f"the request is wrong: {explain(error)}", _GENERATE_HINT) from error
-    if not 1 <= asked.num_tokens <= MAX_GENERATED_TOKENS:
-        raise ConfigError(f"num_tokens must lie in 1..{MAX_GENERATED_TOKENS}", "Ask for fewer.")
-    return asked
 
 
 async def _serve(

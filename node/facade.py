@@ -6,26 +6,36 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import trio
 
 from node.config import LoadedConfig
+from node.export_feed import feed_export
 from node.flows import flow_status
 from node.journal import FileJournal
 from node.metrics import Metrics
 from node.registration import Registration
-from node.status import FlowStatus, NodeState, NodeStatus, PeerStatus, Setting, StepStatus
+from node.status import (
+    FlowStatus,
+    GenerateRequest,
+    NodeState,
+    NodeStatus,
+    PeerStatus,
+    Setting,
+    StepStatus,
+)
+from node.streaming import Emit
 from node.totals import Totals
 from node.transport.network import Libp2pNetwork
 from node.watchdog import Progress
+from node.writing import Tell, write
 from protocol.core import NodeCore
-from protocol.errors import ConfigError, Unreachable
+from protocol.errors import NotAllowed, Unreachable
 from protocol.keys import NodeKey
 from protocol.manifest import Manifest
 from stages.data import Corpus
 
 RECENT_STEPS = 5
-TEMPERATURE = 0.8
+ASK_DATA_NODE = "Ask a data node, such as the organiser's."
 
 
 @dataclass
@@ -146,23 +156,23 @@ class Facade:
         """Begin to drain."""
         self.leaving.set()
 
-    async def generate(self, prompt: str, num_tokens: int) -> str:
-        """Continue ``prompt`` token by token through the swarm (data nodes only)."""
+    async def generate(self, asked: GenerateRequest, tell: Tell) -> None:
+        """Continue a prompt token by token through the swarm (data nodes only)."""
+        running, corpus = self._data_node()
+        await write(running.core, corpus.tokenizer, asked, tell)
+
+    async def export(self, emit: Emit) -> None:
+        """Emit the whole model at one step (whom the manifest allows)."""
+        running, corpus = self._data_node()
+        await feed_export(running.core, running.manifest, corpus.tokenizer, emit)
+
+    def _data_node(self) -> tuple[RunningNode, Corpus]:
         running = self.running
+        if self._loaded.config.role == "volunteer":
+            raise NotAllowed("only a data node has embedding, head and tokenizer", ASK_DATA_NODE)
         if running is None or running.corpus is None:
-            raise ConfigError("only a data node can generate text", "Ask a data node.")
-        tokenizer = running.corpus.tokenizer
-        tokens = list(tokenizer.encode(prompt)) or [tokenizer.separator]
-        start, context = len(tokens), running.manifest.model.context
-        chance = torch.Generator().manual_seed(0)
-        for _ in range(num_tokens):
-            window = torch.tensor([tokens[-context:]], dtype=torch.int64)
-            logits = await running.core.next_logits(window)
-            if logits is None:
-                raise Unreachable("the swarm has no working path through all stages now")
-            chances = torch.softmax(logits[0].float() / TEMPERATURE, dim=-1)
-            tokens.append(int(torch.multinomial(chances, 1, generator=chance)))
-        return tokenizer.decode(tokens[start:])
+            raise Unreachable("the node has not found its swarm yet", "Wait until status shows it.")
+        return running, running.corpus
 
     async def steps(self, after: int) -> Sequence[StepStatus]:
         """The recent steps above ``after``, oldest first (data nodes only)."""

@@ -91,6 +91,8 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("update_norm", "norm", "L2 norm of the last update of this stage's weights."),
     _gauge("gradient_norm", "norm", "L2 norm of this stage's last averaged gradient."),
     _gauge("state_bytes", "bytes", "Size of this stage's weights and optimiser state."),
+    _gauge("pins", "pins", "Steps whose weights this node keeps for who generates or exports."),
+    _gauge("pinned_bytes", "bytes", "Memory that those, with their caches, may come to take."),
     _gauge("flows", "microbatches", "Units of flow that arrive here and leave.", "direction"),
     _gauge("flow_cost_seconds", "seconds", "Mean cost of those flows to their data node."),
     _gauge("capacity_used", "ratio", "Share of the microbatches this node can keep at once."),

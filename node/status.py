@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_GENERATED_TOKENS = 4096
 
 NodeState = Literal[
     "starting", "syncing", "waiting", "training", "paused", "alone", "draining", "degraded", "done"
@@ -139,22 +141,52 @@ class IdentityStatus(Answer):
     role: str
 
 
-class GenerateRequest(Answer):
-    """What POST /generate takes."""
-
-    prompt: str
-    num_tokens: int
-
-
-class Generated(Answer):
-    """What POST /generate answers: the continuation without the prompt."""
-
-    text: str
-
-
 class ErrorAnswer(Answer):
     """An error on its way to the person who caused it."""
 
     code: str
     cause: str
     hint: str
+
+
+class GenerateRequest(Answer):
+    """What POST /generate takes; temperature 0 always takes the likeliest token."""
+
+    prompt: str
+    num_tokens: Annotated[int, Field(ge=1, le=MAX_GENERATED_TOKENS)]
+    temperature: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class GenerateEvent(Answer):
+    """A line of what POST /generate answers.
+
+    The first one has ``step``, whose weights are used, and the length of the prompt; the following
+    ones bring text and count tokens; the last one says why it ends.
+    """
+
+    step: int | None = None
+    text: str = ""
+    num_tokens: int = 0
+    end: Literal["length", "separator"] | None = None
+    error: ErrorAnswer | None = None
+
+
+class ExportLine(Answer):
+    """A line of what POST /export answers; ``num_bytes`` raw bytes of a stage's state follow it.
+
+    ``begin`` tells of what; ``piece`` brings bytes, void what came of the stage before if it
+    ``is_first``; ``stage`` ends a stage with the digest of its state.
+    """
+
+    kind: Literal["begin", "piece", "stage", "end", "error"]
+    step: int = 0
+    manifest: str = ""
+    tokenizer: str = ""
+    separator: int = 0
+    separator_name: str | None = None
+    stage: int = 0
+    is_first: bool = False
+    num_bytes: int = 0
+    digest: str = ""
+    error: ErrorAnswer | None = None

@@ -29,6 +29,8 @@ NESTED: tuple[tuple[str, str], ...] = (
     ("record_lifetime_s", "discovery_rest_s"),
     ("discovery_rest_s", "discovery_s"),
     ("drain_s", "delivery_s"),
+    ("pin_silence_s", "delivery_s"),
+    ("pin_age_s", "pin_silence_s"),
 )
 
 
@@ -62,6 +64,8 @@ class Deadlines(BaseModel):
     admission_hold_s: PositiveFloat = 60.0
     leadership_s: PositiveFloat = 10.0
     drain_s: PositiveFloat = 25.0
+    pin_silence_s: PositiveFloat = 30.0
+    pin_age_s: PositiveFloat = 3600.0
     # side-car and registry
     sidecar_start_s: PositiveFloat = 60.0
     sidecar_call_s: PositiveFloat = 10.0

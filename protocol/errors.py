@@ -5,6 +5,7 @@
     |  \\- VersionMismatch     the other side speaks another protocol version
     |- Unreachable            no seed, port or relay answered
     |- IdentityError          the key is unreadable, readable by others or used twice
+    |- NotAllowed             the manifest does not let this node do it
     |- ResourceError          memory, disk or a port is missing
     |- ClockError             this computer's clock is too far from the swarm's
     |- SidecarError           the DHT side-car or its p2pd failed
@@ -70,6 +71,14 @@ class IdentityError(ShoalError):
     code = "identity"
     exit_status = 5
     default_hint = "Give the key file mode 0600 and use it on one computer only."
+
+
+class NotAllowed(ShoalError):
+    """The manifest does not let this node do what its owner asks."""
+
+    code = "not_allowed"
+    exit_status = 10
+    default_hint = "The manifest's organiser decides what each node may do."
 
 
 class ResourceError(ShoalError):

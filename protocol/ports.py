@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import trio
@@ -126,6 +126,35 @@ class Runner(Protocol):
         ...
 
 
+class Pin(Protocol):
+    """A state that stays as it was when the stage goes on. The Runner's jobs alone call it.
+
+    It lives as long as somebody holds on to it.
+    """
+
+    step: int
+    digest: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes once the stage has gone on."""
+        ...
+
+    def num_chunks(self, chunk_bytes: int) -> int:
+        """Number of chunks of its canonical bytes, whatever the length of the first one."""
+        ...
+
+    def chunk(self, number: int, chunk_bytes: int) -> Tensor:
+        """Return a copy of one chunk [bytes] of a whole state's canonical bytes."""
+        ...
+
+
+class Cache(Protocol):
+    """What a stage keeps of the tokens of one sequence, to go on from there."""
+
+    num_tokens: int
+
+
 class StageState(Protocol):
     """What all stages can do with their parameters. Synchronous; called through a Runner only.
 
@@ -193,6 +222,10 @@ class StageState(Protocol):
         """Replace the state; raise StateMismatch if the bytes do not have this digest."""
         ...
 
+    def pin(self, step: int, *, is_whole: bool) -> Pin | None:
+        """Keep the state at ``step``, or its weights alone; None if it is not there any more."""
+        ...
+
 
 class BlockStage(StageState, Protocol):
     """Stages 1..S: a run of transformer blocks."""
@@ -203,6 +236,18 @@ class BlockStage(StageState, Protocol):
 
     def backward(self, key: WorkKey, g_BTW: Tensor) -> Tensor:
         """Return the gradient by the input; keep the weight gradient apart under ``key``."""
+        ...
+
+    def cache_bytes(self, num_positions: int) -> int:
+        """Return the memory of a cache for one sequence of so many tokens."""
+        ...
+
+    def open_cache(self, pin: Any, num_positions: int) -> Cache:
+        """Begin a sequence under pinned weights."""
+        ...
+
+    def extend(self, cache: Any, h_BTW: Tensor) -> Tensor:
+        """Return the output [1, T, W] for the tokens that follow those in the cache."""
         ...
 
 
@@ -225,11 +270,11 @@ class EdgeStage(StageState, Protocol):
         """The mean loss and its gradient by ``h_BTW``; keeps the head's weight gradient."""
         ...
 
-    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Embed given tokens, for generation; keeps nothing."""
+    def embed_tokens(self, pin: Any, tokens_BT: Tensor) -> Tensor:
+        """Embed given tokens with pinned weights, for generation; keeps nothing."""
         ...
 
-    def logits(self, h_BTW: Tensor) -> Tensor:
+    def logits(self, pin: Any, h_BTW: Tensor) -> Tensor:
         """The logits [batch, vocabulary] of the last position, for generation."""
         ...
 

@@ -43,7 +43,8 @@ _KINDS: tuple[str, ...] = (
     "reduce_result", "fetch_state", "state_chunk", "paused", "average_report",
     "computed", "hop_lost", "resume", "flow_introduce", "flow_offers", "flow_request",
     "flow_answer", "flow_costs", "flow_check", "flow_release", "flow_labels", "token_prepare",
-    "token_vote", "token_end", "token_ask", "flow_state",
+    "token_vote", "token_end", "token_ask", "flow_state", "pin", "pinned", "unpin", "extend",
+    "stuck", "fetch_pinned", "fetch_initial",
 )  # fmt: skip
 MESSAGE_CODES: dict[int, type[BaseModel]] = {
     code: MESSAGE_TYPES[kind] for code, kind in enumerate(_KINDS, start=1)

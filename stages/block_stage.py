@@ -8,8 +8,10 @@ import torch
 
 from protocol.errors import ProtocolViolation
 from protocol.manifest import Manifest
+from stages.cache import BlockCache, cache_bytes
 from stages.memory import kept_bytes
 from stages.model import RotaryTable, rotary_table, run_blocks
+from stages.pins import PinnedState
 from stages.state import Tensor, TorchStageState, WeightGradient, WorkKey
 
 
@@ -79,6 +81,25 @@ class TorchBlockStage(TorchStageState):
         )
         self._gradients[key] = WeightGradient(dense=dict(enumerate(by_leaves)))
         return self._sent(by_input)
+
+    def cache_bytes(self, num_positions: int) -> int:
+        """Return the memory of a cache for one sequence of so many tokens."""
+        num_layers = len(self._manifest.pipeline.layers_of(self.stage, self._model.layers))
+        return cache_bytes(self._model, num_layers, num_positions)
+
+    def open_cache(self, pin: PinnedState, num_positions: int) -> BlockCache:
+        """Begin a sequence under pinned weights."""
+        return BlockCache(pin, self._model, self._rotary, num_positions)
+
+    def extend(self, cache: BlockCache, h_BTW: Tensor) -> Tensor:
+        """Return the output [1, T, W] for the tokens that follow those in the cache.
+
+        Raises NonFinite or ProtocolViolation for an input that no neighbour should send.
+        """
+        input_BTW = self._received(h_BTW, "forward")
+        if len(input_BTW) != 1:
+            raise ProtocolViolation(f"{len(input_BTW)} sequences for one cache")
+        return self._sent(cache.extend(input_BTW))
 
     def _run(self, h_BTW: Tensor) -> Tensor:
         return run_blocks(h_BTW, self._current.leaves, self._model, self._rotary)

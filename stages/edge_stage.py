@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from protocol.errors import ProtocolViolation
 from protocol.manifest import Manifest
 from stages.model import head_logits, head_loss
+from stages.pins import PinnedState
 from stages.state import Tensor, TorchStageState, WeightGradient, WorkKey
 
 _EMBEDDING, _HEAD = 0, 1
@@ -52,18 +54,15 @@ class TorchEdgeStage(TorchStageState):
         """The same for the ``index``-th held-out microbatch."""
         return self._embed_window(key, self._source.validation(index))
 
-    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Embed tokens without targets, for generation; nothing is kept."""
-        with torch.no_grad():
-            return self._sent(
-                F.embedding(tokens_BT.to(self._device), self._current.leaves[_EMBEDDING])
-            )
+    def embed_tokens(self, pin: PinnedState, tokens_BT: Tensor) -> Tensor:
+        """Embed tokens with pinned weights, for generation; nothing is kept."""
+        return self._embed(pin.leaves, tokens_BT.to(self._device))
 
-    def logits(self, h_BTW: Tensor) -> Tensor:
+    def logits(self, pin: PinnedState, h_BTW: Tensor) -> Tensor:
         """Return the fp32 logits [B, V] of the token after the last one, for generation."""
         last_B1W = self._received(h_BTW, "forward")[:, -1:]
         with torch.no_grad():
-            return head_logits(last_B1W, self._current.leaves[_HEAD], self._model)[:, 0].cpu()
+            return head_logits(last_B1W, pin.leaves[_HEAD], self._model)[:, 0].cpu()
 
     def loss(self, key: WorkKey, h_BTW: Tensor) -> float:
         """The mean loss of the microbatch, without gradients; drops the key."""
@@ -101,7 +100,11 @@ class TorchEdgeStage(TorchStageState):
         work = _Work(window_BU[:, :-1], window_BU[:, 1:])
         self._gradients.pop(key, None)
         self._work[key] = work
-        return self.embed_tokens(work.tokens_BT)
+        return self._embed(self._current.leaves, work.tokens_BT)
+
+    @torch.no_grad()
+    def _embed(self, leaves: Sequence[Tensor], tokens_BT: Tensor) -> Tensor:
+        return self._sent(F.embedding(tokens_BT, leaves[_EMBEDDING]))
 
     def _received_output(self, work: _Work, h_BTW: Tensor) -> Tensor:
         h_BTW = self._received(h_BTW, "forward")

@@ -28,6 +28,10 @@ class RotaryTable(NamedTuple):
     cos_T1E: Tensor
     sin_T1E: Tensor
 
+    def between(self, first: int, end: int) -> RotaryTable:
+        """The positions ``first`` .. ``end`` - 1."""
+        return RotaryTable(self.cos_T1E[first:end], self.sin_T1E[first:end])
+
 
 def rotary_table(model: ModelSpec) -> RotaryTable:
     """Precompute the angles t * base^(-2e/D) in fp32."""

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 import torch
 
@@ -21,6 +22,7 @@ from stages.device import usable_device
 from stages.initialisation import fill_initial
 from stages.layout import Layout, stage_layout
 from stages.optimiser import clip_factor, make_optimiser, norm_of, optimise
+from stages.pins import PinnedState
 from stages.snapshot import Course, SnapshotFormat, snapshot_format
 
 Tensor = torch.Tensor
@@ -90,6 +92,8 @@ class TorchStageState(ABC):
         self._step = 0
         self._digest: str | None = None
         self._prepared: str | None = None
+        self._before: tuple[int, str] | None = None  # of the state in the buffers not in use
+        self._pins: WeakSet[PinnedState] = WeakSet()
         self._gradients: dict[WorkKey, WeightGradient] = {}
         self._sums: dict[GroupKey, _Sum] = {}
         self._spare_sums: list[_Sum] = []
@@ -171,7 +175,7 @@ class TorchStageState(ABC):
         factor = clip_factor(self.gradient_norm, self._training.clip_norm)
         if factor < 1:
             mean.mul_(factor)
-        old, new = self._current.data, self._other.data
+        old, new = self._current.data, self._writable()
         form = self._current.form
         rate, since = learning_rate(self._training, self._step), 0
         if form.course is not None:
@@ -225,8 +229,9 @@ class TorchStageState(ABC):
     def import_state(self, data: Tensor, digest: str) -> None:
         """Replace the state; raise StateMismatch if the bytes do not have this digest."""
         self.abandon()
-        step, self._other.form = self._current.form.decode(data, digest, self._other.data)
+        step, self._other.form = self._current.form.decode(data, digest, self._writable())
         self._become(step, digest)
+        self._before = None  # perhaps one that nobody decided on
 
     @property
     def course(self) -> Course | None:
@@ -242,7 +247,7 @@ class TorchStageState(ABC):
         """
         if self.course is None or weights.shape != (self.num_gradients,):
             raise ValueError(f"stage {self.stage} cannot begin with {tuple(weights.shape)}")
-        data = self._other.data
+        data = self._writable()
         data[0].copy_(weights)
         data[1:].zero_()
         self._replace(step, Course(fresh_at=step, lr_scale=lr_scale))
@@ -255,7 +260,7 @@ class TorchStageState(ABC):
         course = self.course
         if course is None or step < self._step:
             raise ValueError(f"stage {self.stage} cannot move from step {self._step} to {step}")
-        self._other.data.copy_(self._current.data)
+        self._writable().copy_(self._current.data)
         later = course.fresh_at + step - self._step
         self._replace(step, replace(course, fresh_at=later, gradient_norm=None))
 
@@ -263,9 +268,40 @@ class TorchStageState(ABC):
         """Make the buffers not in use the state, which no step led to."""
         self._other.form = replace(self._current.form, course=course)
         self._become(step, self._other.form.digest(step, self._other.data))
+        self._before = None
+
+    def pin(self, step: int, *, is_whole: bool) -> PinnedState | None:
+        """Keep the state at ``step``, or its weights, as long as the result lives.
+
+        It can be the one in use, or the one before until the next ``prepare``; else None.
+        """
+        for buffers, known in (
+            (self._current, (self._step, self.digest)),
+            (self._other, self._before),
+        ):
+            if known is not None and known[0] == step:
+                pin = PinnedState(
+                    self._layout, buffers.form, *known, buffers.data, is_whole=is_whole
+                )
+                self._pins.add(pin)
+                return pin
+        return None
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Memory held by states that the stage has left behind, in bytes."""
+        return sum(pin.bytes_copied for pin in list(self._pins))
+
+    def _writable(self) -> Tensor:
+        """The buffers not in use, once nobody needs what they hold."""
+        self._before = None
+        for pin in list(self._pins):
+            pin.part(self._other.data)
+        return self._other.data
 
     def _become(self, step: int, digest: str) -> None:
         self.reset()
+        self._before = self._step, self.digest
         self._current, self._other = self._other, self._current
         self._step, self._digest = step, digest
 

@@ -10,6 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec
@@ -22,6 +25,15 @@ class Tokenizer(Protocol):
     """Text to tokens and back; ``separator`` is the token between documents."""
 
     separator: int
+
+    @property
+    def separator_name(self) -> str | None:
+        """What the separator is called in ``to_json``; None if it is one of the text's bytes."""
+        ...
+
+    def to_json(self) -> str:
+        """Return the same tokens as a ``tokenizer.json`` of Hugging Face's."""
+        ...
 
     def encode_all(self, documents: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of each document (UTF-8)."""
@@ -46,6 +58,21 @@ class ByteTokenizer:
                 "Set model.vocabulary to 257 (or 256), or name a tokenizer file.",
             )
         self.separator = 256 if vocabulary > 256 else 0
+
+    @property
+    def separator_name(self) -> str | None:
+        """The name of token 256, if there is one."""
+        return _SEPARATOR_NAMES[0] if self.separator == 256 else None
+
+    def to_json(self) -> str:
+        """Return one that maps each byte to its number, with no merges."""
+        letters = {letter: byte for byte, letter in _byte_letters().items()}
+        whole = HuggingFaceTokenizer(BPE(vocab=letters, merges=[]))
+        whole.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+        whole.decoder = ByteLevelDecoder()
+        if self.separator_name is not None:
+            whole.add_special_tokens([self.separator_name])
+        return whole.to_str()
 
     def encode_all(self, documents: Sequence[bytes]) -> list[Tokens]:
         """Return the bytes of each document."""
@@ -78,8 +105,19 @@ class FileTokenizer:
                 f"{path} has {size} tokens, the model's vocabulary {vocabulary}",
                 "The organiser must set model.vocabulary to at least the tokenizer's size.",
             )
+        self._content = content.decode()
         ids = map(self._tokenizer.token_to_id, _SEPARATOR_NAMES)
         self.separator = next((token for token in ids if token is not None), 0)
+
+    @property
+    def separator_name(self) -> str | None:
+        """How the file calls the separator."""
+        name: str | None = self._tokenizer.id_to_token(self.separator)
+        return name if name in _SEPARATOR_NAMES else None
+
+    def to_json(self) -> str:
+        """Return the file's content."""
+        return self._content
 
     def encode_all(self, documents: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of each document, without special tokens."""
@@ -94,6 +132,16 @@ class FileTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text."""
         return str(self._tokenizer.decode(list(tokens)))
+
+
+def _byte_letters() -> dict[int, str]:
+    """How byte-level tokenizers write each byte: as itself if that can be seen, else from U+0100.
+
+    GPT-2's table, which the ``tokenizers`` library has built in.
+    """
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in seen)
+    return {b: chr(b) for b in seen} | {b: chr(256 + n) for n, b in enumerate(others)}
 
 
 def make_tokenizer(model: ModelSpec, path: Path | None = None) -> Tokenizer:

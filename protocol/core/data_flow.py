@@ -14,7 +14,7 @@ from typing import TypeVar
 import trio
 
 from protocol.core.context import Context
-from protocol.core.flow import GENERATION_SLOTS, RETRY_PAUSE_S, Flow
+from protocol.core.flow import RETRY_PAUSE_S, Flow
 from protocol.core.forward_only import ForwardOnly
 from protocol.core.handing_on import HandingOn
 from protocol.core.passage import Path, about, branch_losers
@@ -114,10 +114,6 @@ class DataFlow:
         flow = Flow(WorkId(self.decision.step, self._ctx.me, slot, attempt), purpose)
         self._flows[flow.id] = flow
         return flow
-
-    def forget_attempts(self, slot: int) -> None:
-        """A slot that will never be tried again."""
-        self._attempts.pop(slot, None)
 
     async def attempt(self, flow: Flow) -> bool:
         """Embed, send, and wait until the gradient (or what is wanted) is back."""
@@ -249,11 +245,8 @@ class DataFlow:
 
     async def _end_forward_only(self, flow: Flow, h_BTW: Tensor) -> None:
         ctx = self._ctx
-        if flow.id.slot >= GENERATION_SLOTS:
-            flow.result = await self._compute(flow, "edge", lambda: ctx.edge.logits(h_BTW))
-        else:
-            loss = await self._compute(flow, "edge", lambda: ctx.edge.loss(flow.id, h_BTW))
-            flow.loss = math.nan if loss is None else loss
+        loss = await self._compute(flow, "edge", lambda: ctx.edge.loss(flow.id, h_BTW))
+        flow.loss = math.nan if loss is None else loss
         flow.settle()
 
     async def on_backward(self, envelope: Envelope) -> None:

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import trio
 
 from protocol.core.passage import Passage, Path
-from protocol.ports import Tensor
 
 VALIDATION_SLOTS = 2**40
-GENERATION_SLOTS = 2**41
 RETRY_PAUSE_S = 0.1
 
 
@@ -24,7 +22,6 @@ class Flow(Passage):
 
     path: Path = ()
     loss: float = math.nan
-    result: Tensor | None = None
     failure: str | None = None
     num_losses: int = 0
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)

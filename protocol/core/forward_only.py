@@ -1,4 +1,4 @@
-"""What a data node sends through the swarm without a way back: validation and generation."""
+"""What a data node sends through the swarm without a way back: validation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.core.context import Context
-from protocol.core.flow import GENERATION_SLOTS, VALIDATION_SLOTS
-from protocol.ports import Tensor
+from protocol.core.flow import VALIDATION_SLOTS
 
 if TYPE_CHECKING:
     from protocol.core.data_flow import DataFlow
@@ -21,10 +20,7 @@ class ForwardOnly:
     def __init__(self, ctx: Context, flows: DataFlow) -> None:
         self._ctx = ctx
         self._flows = flows
-        self._next_slot = GENERATION_SLOTS
         self.validation_loss: float | None = None
-
-    # --- validation ------------------------------------------------------------------------
 
     async def validate_if_due(self) -> None:
         """The mean loss of the held-out microbatches that came through, once a step."""
@@ -50,16 +46,3 @@ class ForwardOnly:
             losses.append(flow.loss)
         await self._flows.give_up(flow)
         room.release()
-
-    # --- generation ------------------------------------------------------------------------
-
-    async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
-        """Send tokens through the swarm; return the logits [batch, vocabulary] or None."""
-        ctx = self._ctx
-        slot, self._next_slot = self._next_slot, self._next_slot + 1
-        flow = self._flows.new_flow(slot, "eval")
-        flow.output = await ctx.compute("embed", lambda: ctx.edge.embed_tokens(tokens_BT))
-        is_done = await self._flows.attempt(flow)
-        await self._flows.give_up(flow)
-        self._flows.forget_attempts(slot)
-        return flow.result if is_done else None

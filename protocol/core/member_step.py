@@ -7,6 +7,7 @@ another step, or leaves this node out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -17,6 +18,7 @@ from protocol.core.context import Context
 from protocol.core.data_flow import DataFlow
 from protocol.core.holder_flow import HolderFlow
 from protocol.core.repair import Repair
+from protocol.core.signal import Signal
 from protocol.core.transfer import Donor
 from protocol.errors import NumericsError, PeerError, ProtocolViolation
 from protocol.keys import PeerId
@@ -116,6 +118,25 @@ class MemberStep:
                 nursery.start_soon(self.flow.drive, partial(self._publish_close, nursery))
             await self._over.wait()
             nursery.cancel_scope.cancel()
+
+    async def follow(
+        self,
+        changed: Signal,
+        latest: Callable[[], Decision | None],
+        heeded: Callable[[Decision], None],
+    ) -> None:
+        """Take each new term of the same step, until cancelled."""
+
+        def newer() -> Decision | None:
+            new, last = latest(), self.decision
+            return new if new and new.work == last.work and new.term > last.term else None
+
+        while True:
+            await changed.until(lambda: newer() is not None)
+            decision = newer()
+            assert decision is not None
+            await self.on_decision(decision)
+            heeded(decision)
 
     async def on_decision(self, decision: Decision) -> None:
         """A new term of the same step: the roster changed, the closing starts again."""

@@ -7,6 +7,7 @@ NodeCore.run
 |- Discovery.run publishes this node's record and introduces peers to the network
 |- _live         obeys decisions: waits, fetches state, or works through one MemberStep a step
 |- Placement.run finds a stage for this node, and later perhaps another
+|- Sessions.run  keeps weights for those who generate or export
 |- Routing.run   ticks the flow router and posts what it says
 |- Keeper.run    writes snapshots of the stage's state beside the work
 \\- Leading.run   if this node is an authority
@@ -32,6 +33,7 @@ from protocol.core.postbox import Postbox
 from protocol.core.presence import presence_of
 from protocol.core.reports import step_report
 from protocol.core.routing import routing_of
+from protocol.core.sessions import Sessions
 from protocol.core.settings import NodeSettings
 from protocol.core.signal import Signal
 from protocol.errors import PeerError
@@ -46,10 +48,11 @@ from protocol.messages import (
     Paused,
     Presence,
     RoutingMessage,
+    SessionMessage,
     StateChunk,
     StepOpen,
 )
-from protocol.ports import Envelope, PeerChange, Tensor
+from protocol.ports import Envelope, PeerChange
 from protocol.step.decision import check_step_open
 
 
@@ -88,6 +91,9 @@ class NodeCore:
             changed=self._changed, situation=self._situation,
             report=lambda: self.routing.router.report,
         )  # fmt: skip
+        self.sessions = Sessions(
+            lambda: self.ctx, lambda: self.decision, settings, observer, self._postbox.post
+        )
         self._acted: tuple[int, int] = (0, 0)
         self._presence_due = Signal()
 
@@ -102,6 +108,7 @@ class NodeCore:
             nursery.start_soon(self.placement.run)
             nursery.start_soon(keep, self._changed, lambda: self._holding)
             nursery.start_soon(self.routing.run)
+            nursery.start_soon(self.sessions.run)
             if self.leading is not None:
                 nursery.start_soon(self.leading.run)
             await self._live()
@@ -143,13 +150,6 @@ class NodeCore:
 
         await self._changed.until(is_done)
 
-    async def next_logits(self, tokens_BT: Tensor) -> Tensor | None:
-        """Run tokens through the swarm (data nodes only); None if it could not be done now."""
-        member = self.member
-        if member is None or not isinstance(member.flow, DataFlow):
-            return None
-        return await member.flow.forward_only.next_logits(tokens_BT)
-
     # --- messages --------------------------------------------------------------------------
 
     async def _receive(self) -> None:
@@ -162,6 +162,7 @@ class NodeCore:
     def _on_change(self, change: PeerChange) -> None:
         self.discovery.hear_of([change.peer])
         self.routing.on_change(change)
+        self.sessions.on_change(change)
         if self.leading is not None:
             self.leading.on_change(change)
         if self.member is not None:
@@ -192,8 +193,10 @@ class NodeCore:
                 self._averager.deliver(envelope)
         elif isinstance(message, RoutingMessage):
             self.routing.on_message(message, envelope.sender)
+        elif isinstance(message, SessionMessage):
+            self.sessions.on_envelope(envelope)
         elif isinstance(message, StateChunk):
-            if self._holding is not None:
+            if not self.sessions.takes_chunk(envelope) and self._holding is not None:
                 self._holding.joiner.deliver(envelope)
         else:
             self._to_member(envelope)
@@ -299,6 +302,7 @@ class NodeCore:
         The state of another stage goes first, for there may be no room for both.
         """
         self._holding = None
+        self.sessions.kept.clear()
         self._changed.notify()
         state = await self._runner.run("state", lambda: with_digest(self._ports.make_stage(stage)))
         ctx = Context(
@@ -350,24 +354,14 @@ class NodeCore:
         self.member = member
         self._early.replay(self._to_member)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_terms, member)
+            nursery.start_soon(member.follow, self._changed, lambda: self.decision, self._heed)
             await member.run()
             nursery.cancel_scope.cancel()
         self.member = None
         await self._end_step(member)
 
-    async def _follow_terms(self, member: MemberStep) -> None:
-        """New terms of the same step reach the member while it runs."""
-        while True:
-            await self._changed.until(lambda: self._newer_term(member) is not None)
-            decision = self._newer_term(member)
-            assert decision is not None
-            await member.on_decision(decision)
-            self._acted = decision.order
-
-    def _newer_term(self, member: MemberStep) -> Decision | None:
-        new, last = self.decision, member.decision
-        return new if new and new.work == last.work and new.term > last.term else None
+    def _heed(self, decision: Decision) -> None:
+        self._acted = decision.order
 
     async def _end_step(self, member: MemberStep) -> None:
         assert self._holding and self.decision

@@ -16,7 +16,8 @@ class NodeSettings:
     """What the owner of a node decides: its stage (None: where it is needed most), its room.
 
     ``fits`` names the stages that its memory has room for, None for all of them. Every so many
-    steps it writes a snapshot, with 0 none. ``cpu_clock`` is the thread's.
+    steps it writes a snapshot, with 0 none. ``cpu_clock`` is the thread's. ``session_bytes`` is the memory for weights and caches that
+    it keeps for generation and export.
     """
 
     stage: int | None = None
@@ -27,6 +28,7 @@ class NodeSettings:
     sidecar_id: PeerId | None = None
     wall_clock: Callable[[], float] = lambda: 0.0
     cpu_clock: Callable[[], float] = lambda: 0.0
+    session_bytes: int = 2**28
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     fits: tuple[int, ...] | None = None
     migration: MigrationRules = field(default_factory=MigrationRules)

@@ -20,7 +20,7 @@ from protocol.keys import PeerId, public_of
 from protocol.manifest.toml import explain, read_tables
 from protocol.messages import PROTOCOL_VERSION
 
-_LATER = ("recovery",)
+_LATER = ("export", "initial", "recovery")
 _MAX_STAGES = 4095  # stage 0 and stages 1..4095 fit the messages' stage field
 
 
@@ -30,6 +30,7 @@ def _checked_peer(value: PeerId) -> PeerId:
 
 
 Peer = Annotated[PeerId, AfterValidator(_checked_peer)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -58,7 +59,7 @@ class ModelSpec(Spec):
     norm_epsilon: Positive = 1e-5
     dtype: Literal["float32"] = "float32"
     tokenizer: Literal["bytes", "file"] = "bytes"
-    tokenizer_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    tokenizer_sha256: Sha256 | None = None
 
     @model_validator(mode="after")
     def _shape_divides(self) -> ModelSpec:
@@ -221,6 +222,10 @@ class Manifest(Spec):
     data: DataSpec = DataSpec()
     averaging: Literal["exact", "hivemind"] = "exact"
     recovery: RecoverySpec = RecoverySpec()
+    # who may put the stages together into one model on a disk
+    export: Literal["nobody", "organiser", "authorities", "data_nodes"] = "authorities"
+    # SHA-256 of the weights with which each stage begins, stage 0 first; () draws them by the seed
+    initial: tuple[Sha256, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -235,6 +240,11 @@ class Manifest(Spec):
             raise ValueError("an authority is named twice")
         if self.training.sums == "slots" and self.averaging != "exact":
             raise ValueError("sums by slot need exact averaging")
+        if self.initial and len(self.initial) != self.pipeline.num_stages + 1:
+            raise ValueError(
+                f"initial names {len(self.initial)} digests, not one for each of stages "
+                f"0..{self.pipeline.num_stages}"
+            )
         self.pipeline.check(self.model.layers)
         stages = range(1, self.pipeline.num_stages + 1)
         self.recovery.check([len(self.pipeline.layers_of(k, self.model.layers)) for k in stages])
@@ -244,6 +254,13 @@ class Manifest(Spec):
     def num_stages(self) -> int:
         """The number of transformer stages S."""
         return self.pipeline.num_stages
+
+    def may_export(self, peer: PeerId, *, is_data_node: bool) -> bool:
+        """Whether a node may put the whole model together."""
+        allowed = {"organiser": (self.organiser,), "authorities": self.authorities}
+        if self.export == "data_nodes":
+            return is_data_node
+        return peer in allowed.get(self.export, ())
 
     @property
     def _unsaid(self) -> set[str]:

@@ -65,6 +65,18 @@ from protocol.messages.repair import (
     Redrive,
 )
 from protocol.messages.routing import ROUTING_MESSAGES, RoutingMessage
+from protocol.messages.sessions import (
+    SESSION_MESSAGES,
+    Extend,
+    FetchInitial,
+    FetchPinned,
+    Pin,
+    Pinned,
+    SessionMessage,
+    SessionPurpose,
+    Stuck,
+    Unpin,
+)
 from protocol.messages.transfer import (
     FetchState,
     StateChunk,
@@ -77,6 +89,7 @@ __all__ = [
     "MESSAGE_TYPES",
     "PROTOCOL_VERSION",
     "ROUTING_MESSAGES",
+    "SESSION_MESSAGES",
     "Accept",
     "Accepted",
     "Applied",
@@ -91,8 +104,11 @@ __all__ = [
     "Decision",
     "Digest",
     "Entry",
+    "Extend",
     "Failed",
     "FetchBoundary",
+    "FetchInitial",
+    "FetchPinned",
     "FetchState",
     "FlowMessage",
     "Forward",
@@ -104,6 +120,8 @@ __all__ = [
     "Path",
     "Paused",
     "Peer",
+    "Pin",
+    "Pinned",
     "Prepare",
     "Prepared",
     "Presence",
@@ -115,13 +133,17 @@ __all__ = [
     "Release",
     "Resume",
     "RoutingMessage",
+    "SessionMessage",
+    "SessionPurpose",
     "Share",
     "Signature",
     "Stage",
     "StateChunk",
     "StepClose",
     "StepOpen",
+    "Stuck",
     "Suspect",
+    "Unpin",
     "Vote",
     "WorkId",
 ]
@@ -131,6 +153,6 @@ ALL_MESSAGES: tuple[type[Message], ...] = (
     Forward, Backward, Commit, Release, Failed, Busy, StepClose, Ledger, FetchBoundary, Boundary,
     Redrive, ReducePart, ReduceResult, FetchState, StateChunk, Paused,
     AverageReport, Computed, HopLost, Resume,
-    *ROUTING_MESSAGES,
+    *ROUTING_MESSAGES, *SESSION_MESSAGES, FetchInitial,
 )  # fmt: skip
 MESSAGE_TYPES: dict[str, type[Message]] = {m.model_fields["kind"].default: m for m in ALL_MESSAGES}

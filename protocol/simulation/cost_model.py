@@ -14,7 +14,13 @@ import torch
 from protocol.manifest import Manifest
 from protocol.messages import Backward, Boundary, Forward, Message, ReducePart, ReduceResult
 from protocol.ports import JobKind, Tensor, WorkKey
-from protocol.simulation.counted_stage import CountedStage, slot_of, with_slot
+from protocol.simulation.counted_stage import (
+    CountedCache,
+    CountedPin,
+    CountedStage,
+    slot_of,
+    with_slot,
+)
 
 _OPTIMIZER_FLOPS_PER_WEIGHT = 20
 
@@ -95,11 +101,16 @@ class CostModelStage(CountedStage):
         """The same for held-out data."""
         return self.embed(key, -1, index)
 
-    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Return a tensor [B, 1, 1] of slot 0."""
-        return torch.zeros(len(tokens_BT), 1, 1)
+    def extend(self, cache: CountedCache, h_BTW: Tensor) -> Tensor:
+        """Hand on as many tokens."""
+        cache.advance(h_BTW.shape[1])
+        return h_BTW.clone()
 
-    def logits(self, h_BTW: Tensor) -> Tensor:
+    def embed_tokens(self, pin: CountedPin, tokens_BT: Tensor) -> Tensor:
+        """Return a tensor [B, T, 1] of slot 0."""
+        return torch.zeros(*tokens_BT.shape, 1)
+
+    def logits(self, pin: CountedPin, h_BTW: Tensor) -> Tensor:
         """Return logits [B, V] without preference."""
         return torch.zeros(len(h_BTW), self.manifest.model.vocabulary)
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 
 import torch
 
-from protocol.errors import StateMismatch
+from protocol.errors import ProtocolViolation, StateMismatch
 from protocol.manifest import Manifest, learning_rate
 from protocol.ports import GroupKey, StateView, Tensor, WorkKey
 
@@ -52,6 +52,44 @@ class CountedState:
         return sha256(self.to_bytes()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class CountedPin:
+    """A state that outlives the step: states never change."""
+
+    state: CountedState
+    step: int
+    digest: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its bytes."""
+        return len(self.state.to_bytes())
+
+    def num_chunks(self, chunk_bytes: int) -> int:
+        """Number of chunks."""
+        return -(-self.num_bytes // chunk_bytes)
+
+    def chunk(self, number: int, chunk_bytes: int) -> Tensor:
+        """Return one chunk of its bytes."""
+        data = self.state.to_bytes()[number * chunk_bytes :][:chunk_bytes]
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+@dataclass(slots=True)
+class CountedCache:
+    """How many tokens came before; nothing else is needed of them."""
+
+    pin: CountedPin
+    room: int
+    num_tokens: int = 0
+
+    def advance(self, num_tokens: int) -> None:
+        """Take in more tokens; ProtocolViolation if there is no room."""
+        if self.num_tokens + num_tokens > self.room:
+            raise ProtocolViolation(f"more than {self.room} tokens for one cache")
+        self.num_tokens += num_tokens
+
+
 def first_state(stage: int, weights_P: Tensor) -> CountedState:
     """Return the state at step 0."""
     chain = sha256(f"shoal simulation stage {stage}".encode()).digest()
@@ -79,6 +117,7 @@ class CountedStage:
         self._num_slots = manifest.training.quota
         self._state = first_state(stage, weights_P)
         self._digest = self._state.digest()
+        self._before: CountedPin | None = None
         self._kept: dict[WorkKey, Tensor] = {}
         self._sums: dict[GroupKey, Tensor] = {}
         self._prepared: tuple[CountedState, str, tuple[int, ...]] | None = None
@@ -142,12 +181,14 @@ class CountedStage:
         """Compute the next state beside this one and return its digest."""
         state = next_state(self.manifest, self._state, gradient_sum, num_microbatches)
         counts = tuple(int(n) for n in gradient_sum[-self._num_slots :])
+        self._before = None
         self._prepared = state, state.digest(), counts
         return self._prepared[1]
 
     def apply(self) -> None:
         """Move to the prepared state; all gradients are dropped."""
         assert self._prepared is not None, "apply without prepare"
+        self._before = CountedPin(self._state, self.step, self._digest)
         self._state, self._digest, self.counts = self._prepared
         self.reset()
 
@@ -175,6 +216,19 @@ class CountedStage:
         state, digest, _ = self._prepared
         data = torch.frombuffer(bytearray(state.to_bytes()), dtype=torch.uint8)
         return state.step, digest, (data,)
+
+    def pin(self, step: int, *, is_whole: bool) -> CountedPin | None:
+        """Return the state, or until ``prepare`` the one before, if that is of ``step``."""
+        pins = (CountedPin(self._state, self.step, self._digest), self._before)
+        return next((pin for pin in pins if pin is not None and pin.step == step), None)
+
+    def cache_bytes(self, num_positions: int) -> int:
+        """Return a number."""
+        return num_positions
+
+    def open_cache(self, pin: CountedPin, num_positions: int) -> CountedCache:
+        """Begin a sequence."""
+        return CountedCache(pin, num_positions)
 
     def import_state(self, data: Tensor, digest: str) -> None:
         """Take over a state; StateMismatch if it is not the one named."""

@@ -7,7 +7,13 @@ import torch
 from protocol.manifest import Manifest
 from protocol.ports import Tensor, WorkKey
 from protocol.simulation import toy_math
-from protocol.simulation.counted_stage import CountedStage, slot_of, with_slot
+from protocol.simulation.counted_stage import (
+    CountedCache,
+    CountedPin,
+    CountedStage,
+    slot_of,
+    with_slot,
+)
 
 
 class ToyBlockStage(CountedStage):
@@ -23,6 +29,12 @@ class ToyBlockStage(CountedStage):
             self._inputs[key] = h_BTW.clone()
         y_BTC = toy_math.block_forward(self._state.weights_P, h_BTW[..., :-1].double())
         return with_slot(y_BTC, slot_of(h_BTW))
+
+    def extend(self, cache: CountedCache, h_BTW: Tensor) -> Tensor:
+        """Return the output [1, T, W] of the tokens that follow, by the pinned weights."""
+        cache.advance(h_BTW.shape[1])
+        y_BTC = toy_math.block_forward(cache.pin.state.weights_P, h_BTW[..., :-1].double())
+        return with_slot(y_BTC, 0)
 
     def backward(self, key: WorkKey, g_BTW: Tensor) -> Tensor:
         """Return the input gradient [B, T, W]; the weight gradient is kept apart."""
@@ -60,16 +72,16 @@ class ToyEdgeStage(CountedStage):
         """Draw and embed a held-out microbatch [B, T, W]."""
         return self.embed(key, -1, index)
 
-    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+    def embed_tokens(self, pin: CountedPin, tokens_BT: Tensor) -> Tensor:
         """Embed tokens as numbers in 0..1, the same in every channel [B, T, W]."""
         model = self.manifest.model
         x_BT1 = tokens_BT.double().unsqueeze(-1) / model.vocabulary
         x_BTC = x_BT1.expand(-1, -1, model.width - 1)
-        return with_slot(toy_math.embed(self._state.weights_P, x_BTC), 0)
+        return with_slot(toy_math.embed(pin.state.weights_P, x_BTC), 0)
 
-    def logits(self, h_BTW: Tensor) -> Tensor:
+    def logits(self, pin: CountedPin, h_BTW: Tensor) -> Tensor:
         """Return logits [B, V] that favour the token nearest to the mean prediction."""
-        u_C = self._state.weights_P.chunk(2)[1]
+        u_C = pin.state.weights_P.chunk(2)[1]
         predicted_B1 = (u_C * h_BTW[:, -1, :-1].double()).mean(-1, keepdim=True)
         vocabulary = self.manifest.model.vocabulary
         return -(torch.arange(vocabulary) / vocabulary - predicted_B1).abs().float()

@@ -26,6 +26,8 @@ FLAGS = {
     "peers": NODE,
     "leave": NODE,
     "doctor": NODE,
+    "generate": NODE | {"--max-tokens", "--temperature", "--seed"},
+    "export": NODE | {"--format"},
     "swarm": set(),
     "swarm create": NODE | RECIPE | {"--name", "--heads"},
     "swarm run": NODE | LIMITS | {"--data"},

@@ -19,7 +19,18 @@ from node.client import ControlClient
 from node.control import MAX_STEPS_PER_ANSWER, ControlAddresses, serve_control
 from node.metrics import Metrics
 from node.paths import StatePaths
-from node.status import NodeStatus, PeerStatus, Problem, Setting, StepStatus
+from node.status import (
+    ExportLine,
+    GenerateEvent,
+    GenerateRequest,
+    NodeStatus,
+    PeerStatus,
+    Problem,
+    Setting,
+    StepStatus,
+)
+from node.streaming import Emit
+from node.writing import Tell
 from protocol.errors import ConfigError, IdentityError, ResourceError, StateMismatch, Unreachable
 
 T = TypeVar("T")
@@ -34,6 +45,8 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.has_left = False
+        self.pause_s = 0.0
+        self.was_cancelled = trio.Event()
 
     async def status(self) -> NodeStatus:
         return STATUS
@@ -47,10 +60,24 @@ class FakeNode:
     async def leave(self) -> None:
         self.has_left = True
 
-    async def generate(self, prompt: str, num_tokens: int) -> str:
-        if prompt == "broken":
+    async def generate(self, asked: GenerateRequest, tell: Tell) -> None:
+        if asked.prompt == "broken":
             raise StateMismatch("no model yet", "Wait.")
-        return prompt.upper() * num_tokens
+        try:
+            await tell(GenerateEvent(step=7))
+            for _ in range(asked.num_tokens):
+                await tell(GenerateEvent(text=asked.prompt.upper()))
+                await trio.sleep(self.pause_s)
+            if asked.prompt == "fragile":
+                raise StateMismatch("lost it", "Again.")
+        except trio.Cancelled:
+            self.was_cancelled.set()
+            raise
+
+    async def export(self, emit: Emit) -> None:
+        for number in range(3):
+            head = ExportLine(kind="piece", stage=number, num_bytes=300_000)
+            await emit(head.model_dump_json().encode() + b"\n" + bytes([10 + number]) * 300_000)
 
     async def steps(self, after: int) -> list[StepStatus]:
         return [StepStatus(step=step, loss=1.0, tokens=8) for step in range(after + 1, 1000)]
@@ -77,6 +104,10 @@ async def ask(state: Path, question: Callable[[ControlClient], T]) -> T:
     return await trio.to_thread.run_sync(call)
 
 
+def text_of(client: ControlClient, prompt: str, num_tokens: int) -> str:
+    return "".join(event.text for event in client.generate(prompt, num_tokens))
+
+
 async def fetch(url: str, method: str = "GET") -> httpx.Response:
     return await trio.to_thread.run_sync(lambda: httpx.request(method, url, timeout=5))
 
@@ -90,7 +121,45 @@ async def test_answers_arrive_as_they_were_given(tmp_path: Path) -> None:
         assert (await ask(tmp_path, ControlClient.peers))[0].rtt_ms == 1.25
         assert (await ask(tmp_path, ControlClient.config))[0].origin == "--threads"
         assert (await ask(tmp_path, ControlClient.identity)).peer_id == "12D3"
-        assert await ask(tmp_path, lambda client: client.generate("ab", 2)) == "ABAB"
+        assert await ask(tmp_path, lambda client: text_of(client, "ab", 2)) == "ABAB"
+
+
+async def test_bytes_arrive_with_their_lines(tmp_path: Path) -> None:
+    async with served(tmp_path):
+        pieces = await ask(tmp_path, lambda client: list(client.export()))
+    assert [(line.stage, set(data), len(data)) for line, data in pieces] == [
+        (number, {10 + number}, 300_000) for number in range(3)
+    ]
+
+
+async def test_a_client_that_hangs_up_cancels_what_it_asked_for(tmp_path: Path) -> None:
+    node = FakeNode()
+    node.pause_s = 0.01
+
+    def listen(client: ControlClient) -> str:
+        events = client.generate("x", 4096)
+        first = [next(events).text for _ in range(3)]
+        events.close()
+        return "".join(first)
+
+    async with served(tmp_path, node):
+        assert await ask(tmp_path, listen) == "XX"
+        with trio.fail_after(5):
+            await node.was_cancelled.wait()
+        assert (await ask(tmp_path, ControlClient.status)).step == 7
+
+
+async def test_an_error_in_the_middle_comes_after_what_was_said(tmp_path: Path) -> None:
+    async with served(tmp_path):
+        heard: list[str] = []
+
+        def listen(client: ControlClient) -> None:
+            for event in client.generate("fragile", 2):
+                heard.append(event.text)
+
+        with pytest.raises(StateMismatch, match="lost it"):
+            await ask(tmp_path, listen)
+        assert heard == ["", "FRAGILE", "FRAGILE"]
 
 
 async def test_steps_come_in_pages(tmp_path: Path) -> None:
@@ -111,10 +180,10 @@ async def test_leave_reaches_the_node(tmp_path: Path) -> None:
 async def test_errors_keep_class_cause_and_hint(tmp_path: Path) -> None:
     async with served(tmp_path):
         with pytest.raises(StateMismatch) as caught:
-            await ask(tmp_path, lambda client: client.generate("broken", 1))
+            await ask(tmp_path, lambda client: text_of(client, "broken", 1))
         assert (caught.value.cause, caught.value.hint) == ("no model yet", "Wait.")
         with pytest.raises(ConfigError, match="num_tokens"):
-            await ask(tmp_path, lambda client: client.generate("x", 0))
+            await ask(tmp_path, lambda client: text_of(client, "x", 0))
 
 
 async def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:

@@ -288,22 +288,3 @@ async def test_slots_dealt_while_it_validates_are_noticed(
     await node.bring_home(await node.next_forward(0))
     await trio.sleep(20)
     assert len(node.closes) == 1
-
-
-async def test_tokens_go_through_and_leave_nothing(autojump_clock, node: DataNode) -> None:
-    answers = []
-
-    async def ask() -> None:
-        tokens = activation()[..., 0].long()
-        answers.append(await node.flow.forward_only.next_logits(tokens))
-
-    node.start(ask)
-    sent = await node.next_forward(0)
-    assert sent.purpose == "eval"
-    await node.flow.on_forward(node.last_hop(sent))
-    await trio.sleep(10)
-    assert answers[0].shape == (1, 256)
-    assert {r.work for r in node.bench.network.of(Release)} == {sent.work}
-    assert node.flow._flows == {}
-    assert node.flow._attempts == {}
-    assert node.bench.ctx.router._loads._peers[X].outstanding == 0

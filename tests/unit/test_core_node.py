@@ -128,13 +128,15 @@ async def test_every_term_reaches_the_member_even_while_it_takes_one(
         def __init__(self) -> None:
             self.decision = opening()
 
+        follow = MemberStep.follow
+
         async def on_decision(self, decision: Decision) -> None:
             self.decision = decision
             await trio.sleep(5)
 
     slow = Slow()
     node.core._obey(signed(opening()))
-    nursery.start_soon(node.core._follow_terms, slow)
+    nursery.start_soon(slow.follow, node.core._changed, lambda: node.core.decision, node.core._heed)
     for term in (2, 3):
         await trio.sleep(1)
         node.core._obey(signed(opening(term=term)))

@@ -18,8 +18,8 @@ CLASSES = error_classes()
 def test_codes_are_unique_and_stable() -> None:
     assert sorted(cls.code for cls in CLASSES) == [
         "averaging_failed", "byzantine", "clock", "config", "identity", "internal", "non_finite",
-        "numerics", "peer", "peer_gone", "peer_timeout", "protocol_violation", "resource",
-        "sidecar", "state_mismatch", "unreachable", "version_mismatch",
+        "not_allowed", "numerics", "peer", "peer_gone", "peer_timeout", "protocol_violation",
+        "resource", "sidecar", "state_mismatch", "unreachable", "version_mismatch",
     ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protocol.errors import StateMismatch
+from protocol.errors import ProtocolViolation, StateMismatch
 from protocol.keys import NodeKey
 from protocol.manifest import Manifest, ModelSpec, PipelineSpec, TrainingSpec
 from protocol.messages import Backward, ReducePart
@@ -191,5 +191,11 @@ def test_the_cost_model_weighs_the_real_tensors() -> None:
 @pytest.mark.parametrize("make", [toy_stage, CostModelStage])
 def test_tokens_give_logits(make) -> None:
     edge, block = make(MANIFEST, 0), make(MANIFEST, 1)
-    h = block.forward("k", edge.embed_tokens(torch.zeros(3, 2, dtype=torch.long)), keep=False)
-    assert edge.logits(h).shape == (3, 256)
+    pins = [stage.pin(0, is_whole=False) for stage in (edge, block)]
+    cache = block.open_cache(pins[1], 3)
+    for num_tokens in (2, 1):
+        tokens = torch.zeros(1, num_tokens, dtype=torch.long)
+        h = block.extend(cache, edge.embed_tokens(pins[0], tokens))
+    assert edge.logits(pins[0], h).shape == (1, 256)
+    with pytest.raises(ProtocolViolation, match="more than 3"):
+        block.extend(cache, h)

@@ -225,13 +225,14 @@ def test_validation_keeps_nothing():
 def test_generation_sees_the_last_position():
     edge, blocks = make_edge(HALVES), make_blocks(HALVES)
     tokens = torch.tensor([[5, 250, 7]])
-    h = edge.embed_tokens(tokens)
+    pin = edge.pin(0, is_whole=False)
+    h = edge.embed_tokens(pin, tokens)
     for block in blocks:
         h = block.forward("g", h, keep=False)
-    logits = edge.logits(h)
+    logits = edge.logits(pin, h)
     assert logits.shape == (1, 257)
-    assert torch.equal(edge.logits(h[:, -1:]), logits)
-    assert not torch.equal(edge.logits(h[:, :2]), logits)
+    assert torch.equal(edge.logits(pin, h[:, -1:]), logits)
+    assert not torch.equal(edge.logits(pin, h[:, :2]), logits)
 
 
 # --- memory and export ---------------------------------------------------------------------
@@ -271,9 +272,10 @@ def test_exported_stages_are_a_hugging_face_llama(tmp_path):
     llama = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="eager"))
     llama.load_state_dict(tensors, strict=True)
     tokens = edge._source.draw(0, 0)[:, :-1]
-    h = edge.embed_tokens(tokens)
+    pin = edge.pin(0, is_whole=False)
+    h = edge.embed_tokens(pin, tokens)
     for block in blocks:
         h = block.forward("w", h, keep=False)
     with torch.no_grad():
         expected = llama(tokens).logits[:, -1]
-    torch.testing.assert_close(edge.logits(h), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(edge.logits(pin, h), expected, rtol=1e-5, atol=1e-6)

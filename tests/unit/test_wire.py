@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from wire_samples import ROUTING_GOLDEN, ROUTING_SAMPLES
+from wire_samples import ROUTING_GOLDEN, ROUTING_SAMPLES, SESSION_GOLDEN, SESSION_SAMPLES
 
 from protocol.errors import ProtocolViolation
 from protocol.keys import NodeKey
@@ -108,10 +108,11 @@ SAMPLES: tuple[Message, ...] = (
     HopLost(**FLOW, stage=1, peer=B, before=A),
     Resume(**FLOW, stage=1, peer=B, route=(None, B)),
     *ROUTING_SAMPLES,
+    *SESSION_SAMPLES,
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN: dict[str, str] = {
-    "presence": "b8d520f2",
+    "presence": "4a54be8d",
     "assign": "a699238d",
     "step_open": "fffdf826",
     "prepare": "e8c3a7c8",
@@ -142,6 +143,7 @@ GOLDEN: dict[str, str] = {
     "hop_lost": "b54cb6b3",
     "resume": "b7754740",
     **ROUTING_GOLDEN,
+    **SESSION_GOLDEN,
 }
 LIMITS = Limits(max_tensor_bytes=1 << 20)
 CODEC = Codec(LIMITS)
