@@ -238,9 +238,7 @@ class Daemon:
             observer=self.observer,
             faults=faults_from(self.environment),
             rng=self.rng,
-            snapshots=FileSnapshots(
-                self.paths.snapshots, config.snapshots_kept, config.snapshot_quota_bytes
-            ),
+            snapshots=self._snapshots(),
         )
         settings = NodeSettings(
             stage=config.stage if config.role == "volunteer" else 0,
@@ -253,6 +251,13 @@ class Daemon:
             snapshot_steps=config.snapshot_steps,
         )
         return NodeCore(self.key, manifest, ports, settings)
+
+    def _snapshots(self) -> FileSnapshots:
+        config = self.loaded.config
+        return FileSnapshots(
+            self.paths.snapshots, config.snapshots_kept, config.snapshot_quota_bytes,
+            every=config.snapshot_steps,
+        )  # fmt: skip
 
     def _heartbeat(self, peer: PeerId) -> Heartbeat:
         running = self.facade.running

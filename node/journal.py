@@ -82,10 +82,13 @@ class FileJournal:
 
     def last_decision(self) -> Decision | None:
         """Read the last whole line; a power cut may have left half of one behind it."""
+        return next(self.past_decisions(), None)
+
+    def past_decisions(self) -> Iterator[Decision]:
+        """Read whole lines from the last one on."""
         for line in _from_the_last(self._decisions):
             with suppress(ValueError):
-                return Decision.model_validate_json(line)
-        return None
+                yield Decision.model_validate_json(line)
 
     def step_finished(self, report: StepReport) -> None:
         """Append the step and keep it for ``status``."""

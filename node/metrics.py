@@ -73,6 +73,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("reroutings", "changes", "Times the flows through this node changed, by ticks."),
     _counter("sidecar_restarts", "restarts", "Times the DHT side-car was started again."),
     _counter("terms", "terms", "Decisions that replaced another one of the same step."),
+    _counter("rollbacks", "rollbacks", "Times that the swarm went back to an older step."),
     _gauge("step", "steps", "Optimiser steps in this node's state."),
     _gauge("loss", "nats", "Mean training loss per token of the last step."),
     _gauge("validation_loss", "nats", "Mean loss per token on held-out text."),

@@ -22,6 +22,7 @@ import torch
 import trio
 
 from node.journal import sync_directory
+from protocol.core.snapshots import to_keep
 from protocol.errors import ResourceError, StateMismatch
 from protocol.ports import StateView, Tensor
 
@@ -44,14 +45,19 @@ class _File:
 
 
 class FileSnapshots:
-    """Implements Snapshots in ``folder``; keeps the last ``num_kept`` decided states of a stage.
+    """Implements Snapshots in ``folder``: the last decided state of a stage, and more.
 
-    All files together take at most ``quota_bytes``, if that is given. Two threads never work in
-    it at once, and no other process does: the daemon holds the lock of its state directory.
+    Of those at every ``every`` steps it keeps the last ``num_kept``. All files together take at
+    most ``quota_bytes``, if that is given. What lies there is in the order of its writing.
+    Two threads never work in it at once, and no other process does: the daemon holds the lock of
+    its state directory.
     """
 
-    def __init__(self, folder: Path, num_kept: int, quota_bytes: int | None = None) -> None:
-        self._folder, self._num_kept, self._quota_bytes = folder, num_kept, quota_bytes
+    def __init__(
+        self, folder: Path, num_kept: int, quota_bytes: int | None = None, *, every: int = 1
+    ) -> None:
+        self._folder, self._num_kept, self._every = folder, num_kept, every
+        self._quota_bytes = quota_bytes
         self._limiter = trio.CapacityLimiter(1)
         self._bad: set[str] = set()
         self._files: dict[str, _File] = {}
@@ -63,7 +69,7 @@ class FileSnapshots:
 
     def _found(self) -> list[Path]:
         try:
-            return sorted(self._folder.iterdir())
+            return sorted(self._folder.iterdir(), key=_written)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -76,6 +82,7 @@ class FileSnapshots:
         """Remember a file, unless its name is not ours."""
         if match := _NAME.fullmatch(path.name):
             stage, step, digest = int(match[1]), int(match[2]), match[3]
+            self._files.pop(digest, None)
             self._files[digest] = _File(path, stage, step, digest, path.stat().st_size)
 
     # --- the port --------------------------------------------------------------------------
@@ -88,14 +95,10 @@ class FileSnapshots:
         """Whether it is there and known to be decided."""
         return self.holds(digest) and self._files[digest].is_decided
 
-    def newest(self, stage: int) -> str | None:
-        """The digest of the latest decided state of a stage."""
-        steps = {
-            file.digest: file.step
-            for file in self._files.values()
-            if file.stage == stage and self.is_decided(file.digest)
-        }
-        return max(steps, key=lambda digest: steps[digest], default=None)
+    def decided(self, stage: int) -> list[tuple[int, str]]:
+        """Step and digest of the decided states of a stage; what was written last comes first."""
+        files = list(self._files.values())[::-1]
+        return [(f.step, f.digest) for f in files if f.stage == stage and self.is_decided(f.digest)]
 
     async def load(self, digest: str) -> Tensor | None:
         """Read a whole file, or None; ResourceError if it cannot be read."""
@@ -146,7 +149,7 @@ class FileSnapshots:
         """Remove all but the newest decided state if the quota asks for it."""
         if self._quota_bytes is None:
             return
-        for file in self._old(stage, num_kept=1):
+        for file in self._old(stage, num_kept=0):
             if self._used() + num_bytes > self._quota_bytes:
                 self._remove(file)
         if self._used() + num_bytes > self._quota_bytes:
@@ -179,14 +182,12 @@ class FileSnapshots:
             self._remove(file)
 
     def _old(self, stage: int, num_kept: int) -> list[_File]:
-        """Decided states but the newest ``num_kept``, and prepared ones that came to nothing."""
+        """Decided states that need not be kept, and prepared ones that came to nothing."""
         mine = [file for file in self._files.values() if file.stage == stage]
-        decided = sorted((f for f in mine if f.is_decided), key=lambda f: f.step)
-        last = decided[-1].step if decided else -1
-        return [
-            *decided[: max(0, len(decided) - num_kept)],
-            *(f for f in mine if not f.is_decided and f.step <= last),
-        ]
+        decided = self.decided(stage)
+        keep = to_keep(decided, num_kept, self._every)
+        last = decided[0][0] if decided else -1
+        return [f for f in mine if (f.digest not in keep if f.is_decided else f.step <= last)]
 
     def _remove(self, file: _File) -> None:
         with suppress(OSError):
@@ -201,6 +202,13 @@ class FileSnapshots:
             for old in self._folder.glob(f"*{_DAMAGED}"):
                 old.unlink()
             file.path.replace(file.path.with_suffix(_DAMAGED))
+
+
+def _written(path: Path) -> tuple[int, str]:
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except OSError:
+        return 0, path.name
 
 
 def _write(path: Path, pieces: tuple[Tensor, ...], digest: str) -> None:

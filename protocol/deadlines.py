@@ -24,6 +24,7 @@ NESTED: tuple[tuple[str, str], ...] = (
     ("flow_floor_s", "session_silence_s"),
     ("hop_s", "hop_floor_s"),
     ("step_stall_s", "averaging_s"),
+    ("state_wait_s", "step_stall_s"),
     ("sidecar_start_s", "sidecar_call_s"),
     ("record_lifetime_s", "record_refresh_s"),
     ("record_lifetime_s", "discovery_rest_s"),
@@ -61,6 +62,7 @@ class Deadlines(BaseModel):
     matchmaking_s: PositiveFloat = 8.0
     allreduce_s: PositiveFloat = 20.0
     step_stall_s: PositiveFloat = 120.0
+    state_wait_s: PositiveFloat = 600.0
     admission_hold_s: PositiveFloat = 60.0
     leadership_s: PositiveFloat = 10.0
     drain_s: PositiveFloat = 25.0

@@ -298,8 +298,8 @@ class Snapshots(Protocol):
         """Whether it is there and known to be decided."""
         ...
 
-    def newest(self, stage: int) -> str | None:
-        """The digest of the latest decided state of a stage."""
+    def decided(self, stage: int) -> Sequence[tuple[int, str]]:
+        """Step and digest of the decided states of a stage; what was written last comes first."""
         ...
 
     async def load(self, digest: str) -> Tensor | None:

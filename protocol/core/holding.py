@@ -30,6 +30,7 @@ class Holding:
         is_wanted: Callable[[Decision], bool],
     ) -> None:
         self.ctx = ctx
+        self.lacks: str | None = None  # the decided state that is not on this node's disk
         self.donor, self.joiner = Donor(ctx), Joiner(ctx)
         self.sync = StateSync(self.joiner, ctx.observer, ctx.rng, changed, is_wanted)
         self.keeper = Keeper(ctx, snapshots, settings.snapshot_steps)
@@ -66,17 +67,20 @@ class Holding:
         ctx.observer.event(
             "state_lost", code=StateMismatch.code,
             cause=f"this node is the only holder of stage {stage} and its disk has no whole state"
-            f" of step {decision.step}; the swarm waits for it",
+            f" of step {decision.step}; the swarm waits for it, or goes back to an older one",
             hint=f"Stop the node, put {name}.safetensors (or .prepared) of a copy of its state"
             " directory in place and start it again; or start another holder that has it.",
         )  # fmt: skip
 
     async def take_state(self, decision: Decision, before_fetch: Callable[[], None]) -> None:
         """Get the decided state from the disk, or else from another holder of the stage."""
-        if not await self.keeper.load(decision.digests[self.ctx.stage]):
+        digest = decision.digests[self.ctx.stage]
+        if not await self.keeper.load(digest):
+            self.lacks = digest
             before_fetch()
             self._tell_if_lost(decision)
             await self.sync.run(decision)
+            self.lacks = None
         self.keeper.on_state(decision)
 
 

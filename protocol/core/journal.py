@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +53,10 @@ class Journal(Protocol):
         """The decision that was noted last, in an earlier life too."""
         ...
 
+    def past_decisions(self) -> Iterator[Decision]:
+        """Decisions that were noted, in earlier lives too, the newest first; not all are kept."""
+        ...
+
     def step_finished(self, report: StepReport) -> None:
         """Note a finished step (data nodes only)."""
         ...
@@ -80,6 +85,10 @@ class MemoryJournal:
     def last_decision(self) -> Decision | None:
         """The last decision kept in memory."""
         return self.decisions[-1] if self.decisions else None
+
+    def past_decisions(self) -> Iterator[Decision]:
+        """The decisions kept in memory, the newest first."""
+        return reversed(self.decisions)
 
     def step_finished(self, report: StepReport) -> None:
         """Keep the report in memory."""

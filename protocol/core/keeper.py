@@ -90,9 +90,13 @@ class Keeper:
 
     async def load_newest(self) -> None:
         """Begin with the latest decided state that is there and whole, if there is one."""
-        while (digest := self._store.newest(self._ctx.stage)) is not None:
+        for _, digest in self.kept():
             if await self.load(digest):
                 return
+
+    def kept(self) -> tuple[tuple[int, str], ...]:
+        """Step and digest of the decided states on the disk, the newest first."""
+        return tuple(self._store.decided(self._ctx.stage))
 
     async def load(self, digest: str) -> bool:
         """Take over the state with this digest, if the disk has it; set aside what is damaged."""

@@ -69,7 +69,7 @@ class Leading:
         self._heard_at = 0.0
         self._asked_at = 0.0
         self._wake = trio.Event()
-        self.membership = Membership(manifest, swarm, deadlines)
+        self.membership = Membership(manifest, swarm, deadlines, history=journal.past_decisions)
         self.latest: StepOpen | None = None
         self.pause: Paused | None = None
 
@@ -124,7 +124,7 @@ class Leading:
 
     def on_step_open(self, message: StepOpen) -> None:
         """A decision was chosen, here or by another leader."""
-        if self.latest is None or message.decision.order > self.latest.decision.order:
+        if message.decision.follows(self.latest.decision if self.latest else None):
             self._heard_at = trio.current_time()
             self.latest = message
             self.membership.on_decided(message.decision)
@@ -135,7 +135,7 @@ class Leading:
         latest = self.latest
         if latest is None or sender == self._key.peer_id:
             return
-        if tuple(message.seen) < latest.decision.order:
+        if message.seen[1] < latest.decision.term:
             self._post((sender,), latest)
 
     # --- agreeing --------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Leading:
         self._observer.event("leadership_won", ballot=campaign.ballot)
         inherited = campaign.inherited()
         latest = self.latest.decision if self.latest else None
-        if inherited is not None and (latest is None or inherited.order >= latest.order):
+        if inherited is not None and (latest is None or inherited.term >= latest.term):
             self._start(inherited.model_copy(update={"ballot": campaign.ballot}))
 
     def _end_proposal(self) -> None:

@@ -32,7 +32,7 @@ class Leaving:
         if not self.is_draining or self.is_dismissed or not is_member:
             return self.is_draining
         assert decision is not None
-        return decision.is_final or decision.step > self._from[0]
+        return decision.is_final or decision.step != self._from[0]
 
     def is_governed(self, connected: Collection[PeerId]) -> bool:
         """Whether enough authorities are there for the step in flight to be ended by them."""

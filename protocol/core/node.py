@@ -27,7 +27,7 @@ from protocol.core.leading import FOR_AUTHORITIES, Leading
 from protocol.core.leaving import Leaving
 from protocol.core.member_step import MemberStep
 from protocol.core.past_life import PastLife
-from protocol.core.pausing import Pausing
+from protocol.core.pausing import Pausing, tell_if_back
 from protocol.core.placement import Placement, Situation
 from protocol.core.postbox import Postbox
 from protocol.core.presence import presence_of
@@ -253,7 +253,7 @@ class NodeCore:
         return presence_of(
             self._holding, placement=self.placement, capacity=self._settings.capacity,
             seen=self._acted, is_draining=self.leaving.is_draining,
-            is_restarted=self._is_barred(),
+            is_restarted=self._is_barred(), is_paused=self.pausing.word is not None,
         )  # fmt: skip
 
     # --- decisions -------------------------------------------------------------------------
@@ -261,8 +261,9 @@ class NodeCore:
     def _obey(self, message: StepOpen) -> None:
         """Take a decision if it is later than the last."""
         decision = message.decision
-        if self.decision is not None and decision.order <= self.decision.order:
+        if not decision.follows(self.decision):
             return
+        tell_if_back(self._observer, self.decision, decision)
         self.decision = decision
         self._journal.decided(decision)
         self.pausing.end()

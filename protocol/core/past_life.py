@@ -24,4 +24,4 @@ class PastLife:
         step, term = self._last
         draws = any(share.slots for share in decision.shares if share.data_node == self._me)
         may_have_drawn = draws and decision.step == step and decision.begun <= term
-        return decision.order <= self._last or may_have_drawn
+        return decision.term <= term or may_have_drawn

@@ -5,13 +5,14 @@ from __future__ import annotations
 import trio
 
 from protocol.errors import StateMismatch, Unreachable
-from protocol.messages import Paused
+from protocol.messages import Decision, Paused
 from protocol.ports import Observer
 
 _DESERTED_HINT = "Start a holder of that stage again, with its state directory or a copy of it."
 _STATELESS_HINT = (
     "Stop its holder, put a copy of its state directory that has this state in place, and start it"
-    " again; or start another holder that has it. The holder's log says what is wrong there."
+    " again; or start another holder that has it. The holder's log says what is wrong there. If all"
+    " stages have an older state on disk, the swarm goes back to it by itself."
 )
 
 
@@ -45,6 +46,13 @@ class Pausing:
         if self.word is not None:
             self.word = None
             self._observer.event("swarm_resumed")
+
+
+def tell_if_back(observer: Observer, last: Decision | None, decision: Decision) -> None:
+    """A decision may open an older step than the last one: say so."""
+    if last is not None and decision.step < last.step:
+        observer.count("rollbacks")
+        observer.event("went_back", step=decision.step, last_step=last.step)
 
 
 def _stages(word: Paused) -> tuple[tuple[int, ...], tuple[int, ...]]:

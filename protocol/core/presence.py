@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.core.holding import Holding
 from protocol.core.placement import Placement
 from protocol.messages import Presence
+from protocol.messages.membership import MOST_KEPT
 
 
 def presence_of(
@@ -15,6 +16,7 @@ def presence_of(
     seen: tuple[int, int],
     is_draining: bool,
     is_restarted: bool,
+    is_paused: bool,
 ) -> Presence:
     """Who has no stage yet names none, and no digest whoever fetches a state."""
     stage = -1 if placement.stage is None else placement.stage
@@ -31,4 +33,6 @@ def presence_of(
         is_restarted=is_restarted,
         asks_stage=placement.asks_stage,
         moves_to=-1 if placement.moves_to is None else placement.moves_to,
+        lacks=holding.lacks if holding else None,
+        kept=holding.keeper.kept()[:MOST_KEPT] if holding and is_paused else (),
     )

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from protocol.ports import StateView, Tensor
+
+
+def to_keep(decided: Sequence[tuple[int, str]], num_kept: int, every: int) -> set[str]:
+    """The digests that stay, of states in the order in which they were written, the last first.
+
+    They are the last one, and the last ``num_kept`` of the steps that all stages write: a node that
+    is alone in its stage writes others between them, which no other stage has.
+    """
+    shared = [digest for step, digest in decided if every and step % every == 0]
+    return {*shared[:num_kept], *(digest for _, digest in decided[:1])}
 
 
 @dataclass
@@ -21,9 +32,10 @@ class KeptState:
 
 @dataclass
 class MemorySnapshots:
-    """Implements Snapshots; keeps the last ``num_kept`` decided states and those after them."""
+    """Implements Snapshots; keeps what ``to_keep`` names, and prepared states after that."""
 
     num_kept: int = 2
+    every: int = 1
     kept: dict[str, KeptState] = field(default_factory=dict)
 
     def holds(self, digest: str) -> bool:
@@ -34,10 +46,10 @@ class MemorySnapshots:
         """Whether it is there and known to be decided."""
         return digest in self.kept and self.kept[digest].is_decided
 
-    def newest(self, stage: int) -> str | None:
-        """The digest of the latest decided state of a stage."""
-        decided = {d: k.step for d, k in self.kept.items() if k.stage == stage and k.is_decided}
-        return max(decided, key=lambda d: decided[d], default=None)
+    def decided(self, stage: int) -> list[tuple[int, str]]:
+        """Step and digest of the decided states of a stage; what was written last comes first."""
+        found = [(k.step, d) for d, k in self.kept.items() if k.stage == stage and k.is_decided]
+        return found[::-1]
 
     async def load(self, digest: str) -> Tensor | None:
         """Return the bytes, or None."""
@@ -47,6 +59,7 @@ class MemorySnapshots:
     async def save(self, stage: int, view: StateView, *, is_decided: bool) -> None:
         """Keep a copy."""
         step, digest, pieces = view
+        self.kept.pop(digest, None)
         self.kept[digest] = KeptState(stage, step, torch.cat(pieces), is_decided)
         self._prune()
 
@@ -61,12 +74,12 @@ class MemorySnapshots:
         self.kept.pop(digest, None)
 
     def _prune(self) -> None:
-        steps = sorted((k.step for k in self.kept.values() if k.is_decided), reverse=True)
-        if not steps:
-            return
-        oldest = steps[: self.num_kept][-1]
-        self.kept = {
-            digest: k
-            for digest, k in self.kept.items()
-            if (k.step >= oldest if k.is_decided else k.step > steps[0])
-        }
+        for stage in {k.stage for k in self.kept.values()}:
+            decided = self.decided(stage)
+            keep = to_keep(decided, self.num_kept, self.every)
+            last = decided[0][0] if decided else -1
+            self.kept = {
+                digest: k
+                for digest, k in self.kept.items()
+                if k.stage != stage or (digest in keep if k.is_decided else k.step > last)
+            }

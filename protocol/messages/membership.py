@@ -17,6 +17,8 @@ from protocol.messages.base import (
     Stage,
 )
 
+MOST_KEPT = 16  # states on disk that a Presence names
+
 
 class Presence(Message):
     """Node -> authorities, about once a second: who I am, what I hold. Soft state, idempotent.
@@ -26,6 +28,8 @@ class Presence(Message):
     ``is_restarted``: it is a member there and lost what it did in an earlier life.
     ``asks_stage``: it cannot read the registry, and so not choose a stage itself.
     ``moves_to``: a member that would serve another stage from the next step on, -1 for none.
+    ``lacks``: the decided state that it sought on its disk and has not. While the swarm is paused
+    ``kept`` names decided states of its stage that it has there, (step, digest), the newest first.
     """
 
     kind: Literal["presence"] = "presence"
@@ -38,6 +42,8 @@ class Presence(Message):
     is_restarted: bool = False
     asks_stage: bool = False
     moves_to: Annotated[int, Field(ge=-1, lt=4096)] = -1
+    lacks: Digest | None = None
+    kept: Annotated[tuple[tuple[Count, Digest], ...], Field(max_length=MOST_KEPT)] = ()
 
 
 class Assign(Message):
@@ -70,12 +76,13 @@ class Share(BaseModel):
 class Decision(BaseModel):
     """The content of STEP_OPEN: who belongs to a step, who draws what, which states it starts from.
 
-    Ordered by (step, term); terms start at 1 and rise with every decision.
+    Terms start at 1 and rise with every decision; steps rise unless the swarm has to go back.
     ``roster[k]`` lists the holders of stage k (0: data nodes), sorted;
     ``digests[k]`` is the state of stage k at the start of ``step``, so opening step s+1 is also
     the word that applies step s. ``is_final`` ends the training: nothing is drawn any more.
-    ``begun`` is the term under which the whole step began anew, 0 if it did not: what was done
-    before is void, because a data node that nobody can replace lost its part of it.
+    ``begun`` is the term under which work last began anew, 0 if it never did: what was done before
+    is void, because a data node that nobody can replace lost its part of the step, or because the
+    swarm went back to an older step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,8 +98,12 @@ class Decision(BaseModel):
 
     @property
     def order(self) -> tuple[int, int]:
-        """What a later decision must exceed."""
+        """Step and term, which name a decision."""
         return self.step, self.term
+
+    def follows(self, other: Decision | None) -> bool:
+        """Whether it is later than another one."""
+        return other is None or self.term > other.term
 
     @property
     def work(self) -> tuple[int, int]:

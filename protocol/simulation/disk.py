@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
@@ -27,9 +28,9 @@ class SimulatedSnapshots:
         """Whether it is there and known to be decided."""
         return self.disk.is_decided(digest)
 
-    def newest(self, stage: int) -> str | None:
-        """The digest of the latest decided state of a stage."""
-        return self.disk.newest(stage)
+    def decided(self, stage: int) -> Sequence[tuple[int, str]]:
+        """Step and digest of the decided states of a stage; what was written last comes first."""
+        return self.disk.decided(stage)
 
     async def load(self, digest: str) -> Tensor | None:
         """Return the bytes, or None."""

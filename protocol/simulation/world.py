@@ -240,7 +240,7 @@ class Simulation:
             rng=self._random("node", self._seed, index, life),
             stage_factory=self.witness.watching(name, self._stages, self._moved),
             snapshots=SimulatedSnapshots(
-                self._disks.setdefault(key.peer_id, MemorySnapshots()),
+                self._disks.setdefault(key.peer_id, MemorySnapshots(every=self.snapshot_steps)),
                 host,
                 self._snapshot_write_s,
             ),

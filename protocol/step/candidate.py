@@ -21,6 +21,19 @@ class Candidate:
     num_bars: int = 0
     assigned: int | None = None
     hold_until: float | None = None
+    is_heard: bool = True  # since its session came up: it may have been started again
+
+    def on_presence(self, presence: Presence, now: float) -> None:
+        """It says what it holds."""
+        self.presence, self.seen_at, self.down_since, self.is_heard = presence, now, None, True
+
+    def on_session(self, is_up: bool, now: float) -> None:
+        """The session with it came up or went down."""
+        if is_up:
+            self.is_heard = self.is_heard and self.down_since is None
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = now
 
     def bar(self, now: float, first_s: float) -> None:
         """Keep it out for a while, four times as long each time, an hour at most."""

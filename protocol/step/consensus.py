@@ -74,7 +74,7 @@ class Acceptor:
         if decision.ballot > last.ballot:
             # its leader has asked a majority what may be chosen: what only I accepted is not
             return True
-        return decision.order > last.order or decision == last
+        return decision.follows(last) or decision == last
 
 
 @dataclass(slots=True)
@@ -133,6 +133,6 @@ class Campaign:
         return len(self.promises) >= majority(self.authorities)
 
     def inherited(self) -> Decision | None:
-        """What may already be chosen: the accepted decision of the highest (ballot, order)."""
+        """What may already be chosen: the accepted decision of the highest (ballot, term)."""
         accepted = [p.accepted.decision for p in self.promises.values() if p.accepted]
-        return max(accepted, key=lambda d: (d.ballot, d.order), default=None)
+        return max(accepted, key=lambda d: (d.ballot, d.term), default=None)

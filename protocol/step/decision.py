@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgpack
 
@@ -41,6 +42,16 @@ def check_step_open(message: StepOpen, swarm: str, authorities: Sequence[PeerId]
             f"STEP_OPEN {decision.order} has {len(valid)} of {majority(authorities)} votes"
         )
     return decision
+
+
+def commonest(digests: Mapping[PeerId, str]) -> str:
+    """The digest most nodes hold; among equals, that of the lowest PeerID."""
+    counts = Counter(digests.values())
+    return max(counts, key=lambda d: (counts[d], [-ord(c) for c in min(_holders(digests, d))]))
+
+
+def _holders(digests: Mapping[PeerId, str], digest: str) -> list[PeerId]:
+    return [p for p, d in digests.items() if d == digest]
 
 
 def sign_close(

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.deadlines import Deadlines
 from protocol.keys import PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decision, Prepared, Presence, Share, Suspect
 from protocol.step.candidate import Candidate
-from protocol.step.decision import share_slots
+from protocol.step.decision import commonest, share_slots
+from protocol.step.going_back import GoingBack
 from protocol.step.moves import next_roster
 from protocol.step.newcomers import Newcomers
 from protocol.step.pausing import StateWatch, lacking_state
@@ -51,10 +53,13 @@ class Membership:
     watching_since: float = -math.inf
     held_since: float | None = None
     next_hold_at: float = -math.inf
+    history: Callable[[], Iterable[Decision]] = tuple
     states: StateWatch = field(init=False)
+    back: GoingBack = field(init=False)
 
     def __post_init__(self) -> None:
         self.states = StateWatch(self.deadlines.session_silence_s)
+        self.back = GoingBack(self.history, self.deadlines.state_wait_s)
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -65,17 +70,12 @@ class Membership:
             if len(self.candidates) < MOST_CANDIDATES:
                 self.candidates[peer] = Candidate(presence, now)
         else:
-            known.presence, known.seen_at, known.down_since = presence, now, None
+            known.on_presence(presence, now)
 
     def on_change(self, peer: PeerId, is_up: bool, now: float) -> None:
         """Note that the session with a node came up or went down."""
-        known = self.candidates.get(peer)
-        if known is None:
-            return
-        if is_up:
-            known.down_since = None
-        elif known.down_since is None:
-            known.down_since = now
+        if (known := self.candidates.get(peer)) is not None:
+            known.on_session(is_up, now)
 
     def on_prepared(self, peer: PeerId, message: Prepared) -> None:
         """Note that a member's next state is ready."""
@@ -97,6 +97,7 @@ class Membership:
         """A decision was chosen; what was counted for the last one is void."""
         if self.current is None or decision.step != self.current.step:
             self.held_since = None
+        self.back.on_decided(self.current, decision)
         self.current = decision
         self.joiners_since = self.late_since = None
         self.prepared.clear()
@@ -134,6 +135,9 @@ class Membership:
         """Return the decision that should come next, or None if there is nothing to decide."""
         if self.current is None:
             return self._first(now)
+        past = self._past(now)
+        if past is not None:
+            return past
         leaving = self._gone(now) or self._lagging() or self._odd_ones() or self._late(now)
         if leaving:
             self.newcomers.left_out(leaving, now)
@@ -195,13 +199,13 @@ class Membership:
             }
             if not ready:
                 return None
-            digest = _commonest(ready)
+            digest = commonest(ready)
             holders = tuple(sorted(p for p, d in ready.items() if d == digest))
             if len(holders) < self._least(stage):
                 return None
             roster.append(holders)
             digests.append(digest)
-        return self._decision(0, 1, roster, digests)
+        return self._decision(0, roster, digests)
 
     def _least(self, stage: int) -> int:
         pipeline = self.manifest.pipeline
@@ -253,14 +257,15 @@ class Membership:
         odd: set[PeerId] = set()
         for holders in self.current.roster:
             digests: dict[PeerId, str] = {p: self.prepared[p].digest for p in holders}
-            agreed = _commonest(digests)
+            agreed = commonest(digests)
             odd |= {p for p, d in digests.items() if d != agreed}
         return odd
 
     def _removable(self, peers: set[PeerId]) -> set[PeerId]:
-        """Never empty a stage: if that is what it would take, wait."""
+        """Never leave a stage to nobody, or to who lacks its state: rather wait."""
         assert self.current is not None
-        if any(not set(holders) - peers for holders in self.current.roster):
+        useless = peers | lacking_state(self.current, self.candidates, or_unheard=True)
+        if any(set(holders) <= useless for holders in self.current.roster):
             return set()
         return peers
 
@@ -325,14 +330,20 @@ class Membership:
         if not any(s.slots for s in shares) and not self.current.is_final:
             shares = share_slots(self.manifest.training.quota, roster[0])
         return self._decision(
-            self.current.step,
-            self.current.term + 1,
-            roster,
-            self.current.digests,
-            shares=shares,
-            is_final=self.current.is_final,
-            begun=self.current.begun,
-        )
+            self.current.step, roster, self.current.digests,
+            shares=shares, is_final=self.current.is_final,
+        )  # fmt: skip
+
+    def _past(self, now: float) -> Decision | None:
+        """An older step once more, if the swarm lost a state for good."""
+        assert self.current is not None
+        stuck = (*self.deserted_stages(now), *self.stateless_stages(now))
+        lives = partial(self._lives, now=now)
+        found = self.back.look(self.current, stuck, self.candidates, lives, now)
+        if found is None:
+            return None
+        past, roster = found
+        return _anew(self._decision(past.step, roster, past.digests))
 
     def _restart(self, now: float) -> Restart | None:
         assert self.current is not None
@@ -345,7 +356,7 @@ class Membership:
         if not restart.begins_anew:
             return decision
         shares = share_slots(self.manifest.training.quota, decision.data_nodes)
-        return decision.model_copy(update={"begun": decision.term, "shares": shares})
+        return _anew(decision.model_copy(update={"shares": shares}))
 
     def _next_step(self, now: float) -> Decision:
         assert self.current is not None
@@ -354,38 +365,31 @@ class Membership:
         digests = [self.prepared[holders[0]].digest for holders in roster]
         step = self.current.step + 1
         is_final = step >= self.manifest.training.steps
-        return self._decision(step, self.current.term + 1, roster, digests, is_final=is_final)
+        return self._decision(step, roster, digests, is_final=is_final)
 
     def _decision(
         self,
         step: int,
-        term: int,
         roster: Sequence[tuple[PeerId, ...]],
         digests: Sequence[str],
         shares: tuple[Share, ...] | None = None,
         is_final: bool = False,
-        begun: int = 0,
     ) -> Decision:
         if shares is None:
             shares = () if is_final else share_slots(self.manifest.training.quota, roster[0])
         return Decision(
             swarm=self.swarm,
             step=step,
-            term=term,
+            term=self.current.term + 1 if self.current else 1,
             ballot=self.ballot,
             roster=tuple(roster),
             shares=shares,
             digests=tuple(digests),
             is_final=is_final,
-            begun=begun,
+            begun=self.current.begun if self.current else 0,
         )
 
 
-def _commonest(digests: dict[PeerId, str]) -> str:
-    """The digest most nodes hold; among equals, that of the lowest PeerID."""
-    counts = Counter(digests.values())
-    return max(counts, key=lambda d: (counts[d], [-ord(c) for c in min(_holders(digests, d))]))
-
-
-def _holders(digests: dict[PeerId, str], digest: str) -> list[PeerId]:
-    return [p for p, d in digests.items() if d == digest]
+def _anew(decision: Decision) -> Decision:
+    """What was done before counts no more."""
+    return decision.model_copy(update={"begun": decision.term})

@@ -9,14 +9,23 @@ from protocol.messages import Decision
 from protocol.step.candidate import Candidate
 
 
-def lacking_state(current: Decision, candidates: Mapping[PeerId, Candidate]) -> set[PeerId]:
-    """Members that know the current decision and do not hold the state it starts from."""
+def lacking_state(
+    current: Decision, candidates: Mapping[PeerId, Candidate], *, or_unheard: bool = False
+) -> set[PeerId]:
+    """Members that know the current decision and do not hold the state it starts from.
+
+    With ``or_unheard`` also those that may just have been started again: they said nothing yet, or
+    know no decision and do not hold it.
+    """
     lacking: set[PeerId] = set()
+    told = (current.order, (0, 0)) if or_unheard else (current.order,)
     for stage, holders in enumerate(current.roster):
         wanted = (stage, current.step, current.digests[stage])
         for peer in holders:
             known = candidates.get(peer)
-            if known is None or tuple(known.presence.seen) != current.order:
+            if or_unheard and known is not None and not known.is_heard:
+                lacking.add(peer)
+            if known is None or tuple(known.presence.seen) not in told:
                 continue
             held = known.presence
             if (held.stage, held.step, held.digest) != wanted:

@@ -144,6 +144,8 @@ def test_a_stage_is_never_emptied() -> None:
     assert rules.deserted_stages(1.0) == (1,)
     rules.on_change(PEERS[3], True, 2.0)
     assert rules.deserted_stages(2.0) == ()
+    assert rules.propose(2.0) is None  # it may have been started again, without its state
+    rules.on_presence(PEERS[3], presence(1), 2.0)
     assert proposed(rules, 2.0).roster[1] == (PEERS[3],)
 
 
