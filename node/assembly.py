@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -26,43 +26,78 @@ MEMORY_SHARE = 0.5  # of what is free at the start, if the owner names no limit
 LEAST_CAPACITY = 2  # one in flight, one slot for repairs
 MOST_CAPACITY = 8
 _FLOAT_BYTES = 4
+_MODES = {"auto": (False, True), "always": (True,), "never": (False,)}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How a node uses the memory that it was given."""
+class Room:
+    """How a node would use its memory at one stage: microbatches at once, whether graphs go."""
 
     capacity: int
     recompute: bool
     needed_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The stages that fit into the memory that a node was given, at least one."""
+
+    rooms: Mapping[int, Room]
+    spare_bytes: int = 0  # beside them, for those who generate or export
+
+    @property
+    def fits(self) -> dict[int, int]:
+        """The microbatches that the node can hold, by the stages that fit."""
+        return {stage: room.capacity for stage, room in self.rooms.items()}
+
+    @property
+    def capacity(self) -> int:
+        """What it can hold wherever it goes."""
+        return min(self.fits.values())
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it may use wherever it goes."""
+        return max(room.needed_bytes for room in self.rooms.values())
+
+
 def plan_memory(manifest: Manifest, config: NodeConfig) -> Plan:
-    """Choose capacity and whether graphs are kept; ResourceError if a possible stage cannot fit."""
+    """Find the stages that fit, with capacities; ResourceError if none does, or the named one."""
     budget = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
     stages = _possible_stages(manifest, config)
+    rooms = {k: room for k in stages if (room := _room(manifest, config, k, budget))}
+    if not rooms:
+        raise _too_little_memory(manifest, config, stages, budget)
+    return Plan(rooms, budget - max(room.needed_bytes for room in rooms.values()))
+
+
+def _room(manifest: Manifest, config: NodeConfig, stage: int, budget: int) -> Room | None:
+    """As many microbatches as fit; graphs are given up before the stage is."""
     wanted = max(LEAST_CAPACITY, min(MOST_CAPACITY, manifest.training.quota))
-    modes = {"auto": (False, True), "always": (True,), "never": (False,)}[config.recompute]
-    for recompute in modes:
+    for recompute in _MODES[config.recompute]:
         for capacity in range(wanted, LEAST_CAPACITY - 1, -1):
-            needed = max(stage_bytes(manifest, k, capacity, recompute=recompute) for k in stages)
+            needed = stage_bytes(manifest, stage, capacity, recompute=recompute)
             if needed <= budget:
-                return Plan(capacity, recompute, needed)
-    raise _too_little_memory(
-        {k: stage_bytes(manifest, k, LEAST_CAPACITY, recompute=modes[-1]) for k in stages}, budget
-    )
+                return Room(capacity, recompute, needed)
+    return None
 
 
-def _too_little_memory(least: dict[int, int], budget: int) -> ResourceError:
-    """Say what the largest possible stage needs, and which one would fit."""
-    largest, smallest = max(least, key=least.__getitem__), min(least, key=least.__getitem__)
-    more = f"Give the node more memory with --memory {_mib(least[largest])}MiB"
-    hint = f"{more}, or join a swarm with smaller stages."
-    if least[smallest] <= budget:
-        hint = f"{more}, or name a stage that fits: --stage {smallest}."
+def _too_little_memory(
+    manifest: Manifest, config: NodeConfig, stages: Sequence[int], budget: int
+) -> ResourceError:
+    """Say what the smallest possible stage needs, and what would do for the named one."""
+    recompute = _MODES[config.recompute][-1]
+    least = {k: stage_bytes(manifest, k, LEAST_CAPACITY, recompute=recompute) for k in stages}
+    smallest = min(least, key=least.__getitem__)
+    needs = f"needs {_mib(least[smallest])} MiB"
+    cause = f"no stage fits {_mib(budget)} MiB; the smallest, stage {smallest}, {needs}"
+    other = "join a swarm with smaller stages"
+    if len(stages) == 1:
+        cause = f"stage {smallest} {needs}; this node may use {_mib(budget)} MiB"
+    if config.stage == smallest:
+        other = "leave --stage out, if another stage may be smaller"
     return ResourceError(
-        f"stage {largest} needs {_mib(least[largest])} MiB; this node may use {_mib(budget)} MiB",
-        hint,
+        cause, f"Give the node more memory with --memory {_mib(least[smallest])}MiB, or {other}."
     )
 
 
@@ -81,7 +116,9 @@ def make_stages(
                 f"stage {stage} does not exist; the swarm has {manifest.pipeline.num_stages}",
                 "Leave --stage out, or name one of them.",
             )
-        return TorchBlockStage(manifest, stage, recompute=plan.recompute, device=config.device)
+        return TorchBlockStage(
+            manifest, stage, recompute=plan.rooms[stage].recompute, device=config.device
+        )
 
     return make
 

@@ -208,7 +208,7 @@ class Daemon:
         if config.role == "organiser":
             await self._open_to_volunteers(network)
         self.observer.event("node_ready", peer=self.key.peer_id, capacity=plan.capacity,
-                            recompute=plan.recompute, needed_bytes=plan.needed_bytes)  # fmt: skip
+                            stages=sorted(plan.fits), needed_bytes=plan.needed_bytes)  # fmt: skip
         try:
             await core.run()
         finally:
@@ -243,6 +243,7 @@ class Daemon:
         settings = NodeSettings(
             stage=config.stage if config.role == "volunteer" else 0,
             capacity=plan.capacity,
+            fits=plan.fits,
             deadlines=self.deadlines,
             addresses=lambda: tuple(network.addresses),
             sidecar_id=self.sidecar.peer_id,

@@ -20,10 +20,15 @@ def block_activation_bytes(model: ModelSpec, num_tokens: int) -> int:
     return _FLOAT_BYTES * per_token * num_tokens
 
 
+def boundary_bytes(model: ModelSpec, num_tokens: int) -> int:
+    """Return the size of an activation between two stages, or of its gradient."""
+    return _FLOAT_BYTES * model.width * num_tokens
+
+
 def kept_bytes(manifest: Manifest, stage: int, num_tokens: int, *, recompute: bool) -> int:
     """Return what a stage keeps of one microbatch between its forward and backward pass."""
     model = manifest.model
-    boundary = _FLOAT_BYTES * model.width * num_tokens
+    boundary = boundary_bytes(model, num_tokens)
     if stage == 0:
         return 2 * boundary
     if recompute:
@@ -37,9 +42,10 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
 
     Weights and moments twice (old and new), a sum for each data node, their average and the
     gradient under way for the update, and for each microbatch a weight gradient and kept
-    activations. Sums by slot keep a gradient per slot: in the worst case the last holder of the
-    stage has them all. hivemind's average goes through a packed copy, the shared buffer and the
-    side-car's parts under way.
+    activations. What went on to the neighbours, an activation and a gradient, stays until the step
+    is over, and so does a gradient per slot where sums are by slot: in the worst case the last
+    holder of the stage has those of the whole quota. hivemind's average goes through a packed copy,
+    the shared buffer and the side-car's parts under way.
     """
     model, num_tokens = manifest.model, manifest.training.microbatch * manifest.model.context
     flat = _FLOAT_BYTES * stage_layout(manifest, stage).num_elements
@@ -52,7 +58,9 @@ def stage_bytes(manifest: Manifest, stage: int, capacity: int, *, recompute: boo
         transient = (num_layers if recompute else 1) * block_activation_bytes(model, num_tokens)
     num_sums = _num_sums(manifest, stage)
     num_scratch = 5 if manifest.averaging == "hivemind" else 0
-    return (num_states + num_sums + num_scratch + 2) * flat + capacity * per_work + transient
+    sent = 2 * manifest.training.quota * boundary_bytes(model, num_tokens)
+    num_flat = num_states + num_sums + num_scratch + 2
+    return num_flat * flat + capacity * per_work + sent + transient
 
 
 def _num_sums(manifest: Manifest, stage: int) -> int:

@@ -39,7 +39,9 @@ def check_memory(
             plan = plan_memory(manifest, config.model_copy(update={"memory_bytes": budget}))
         except ResourceError as error:
             return of_error("memory", error)
-        return ok("memory", f"{text}, {-(-plan.needed_bytes // _MIB)} MiB needed")
+        stages = ", ".join(map(str, sorted(plan.fits)))
+        needed = f"{-(-plan.needed_bytes // _MIB)} MiB needed at most"
+        return ok("memory", f"{text}, {needed}; fits: stage {stages}")
     if free < _LEAST_MEMORY:
         return warning("memory", text, "Close other programs: the libraries need about as much.")
     return ok("memory", text)

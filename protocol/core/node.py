@@ -311,7 +311,7 @@ class NodeCore:
             runner=self._runner, router=self.routing.router, averager=self._averager,
             deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
             journal=self._journal, rng=self._ports.rng, stage=stage, state=state,
-            capacity=self._settings.capacity,
+            capacity=self._settings.capacity_at(stage),
             loopback=lambda m: self._for_authority(m, self._key.peer_id),
         )  # fmt: skip
         holding = Holding(

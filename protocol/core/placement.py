@@ -23,6 +23,7 @@ from protocol.joining import (
     Seeking,
     Standing,
     best_move,
+    choose,
     epoch_of,
     flows_of,
     reason_for,
@@ -66,9 +67,9 @@ class Placement:
         self._situation, self._report = situation, report
         self._quota = manifest.training.quota
         discovery.load = self._load
-        self._last_stage = last.stage_of(me) if last else None
-        self._fits = settings.fits or tuple(range(1, manifest.num_stages + 1))
-        self._flows = flows_of(settings.capacity)
+        self._last_stage = (last.stage_of(me) if last else None) or 0
+        every = dict.fromkeys(range(1, manifest.num_stages + 1), settings.capacity)
+        self._flows = {k: flows_of(room) for k, room in (settings.fits or every).items()}
         self._gap = Gap()
         self._since_s = 0.0
         self._asked_at_step = 0
@@ -80,6 +81,7 @@ class Placement:
     async def run(self) -> None:
         """Find a stage, then watch whether another one needs this node more."""
         if self.stage is not None:
+            self._claim_own(self.stage)
             return
         await self._find()
         while True:
@@ -99,26 +101,34 @@ class Placement:
             self._go(self._decided_stage() or 1, "the swarm counts on it there")
 
     def _decided_stage(self) -> int | None:
+        """Where the decision counts on this node, if its memory has room for that stage."""
         decision = self._situation().decision
-        return decision.stage_of(self._me) if decision else None
+        stage = decision.stage_of(self._me) if decision else None
+        return stage if stage in self._flows else None
 
     def on_assign(self, stage: int) -> None:
-        """An authority chose, because this node could not."""
-        if self.stage is None and stage in self._fits:
+        """An authority chose, because this node could not; it does not know what fits here."""
+        if self.stage is not None:
+            return
+        if stage in self._flows:
             self._go(stage, "an authority chose it; the registry could not be read")
+        else:
+            newcomer = Newcomer(self._me, self._flows)
+            fitting = choose(newcomer, self._num_stages, self._others()).stage
+            self._go(fitting, "the registry could not be read, and what was assigned does not fit")
 
     async def _seek(self) -> None:
         """Claim, wait, look again, until a stage is found. Who was here before goes back."""
         limits, wall = self._settings.deadlines, self._settings.wall_clock
-        newcomer = Newcomer(self._me, self._flows, self._fits, self._link_s)
+        newcomer, before = Newcomer(self._me, self._flows, self._link_s), self._last_stage
         seeking = Seeking(newcomer, self._num_stages, limits.record_lifetime_s)
         blind_since = trio.current_time()
         while self.stage is None:
             is_readable = await self._discovery.fresh_look()
             now, others = trio.current_time(), self._others()
-            if self._last_stage and self._situation().decision is None:
+            if before in self._flows and self._situation().decision is None:
                 if now - blind_since >= limits.record_refresh_s:
-                    self._go(self._last_stage, "it served this one before it was started again")
+                    self._go(before, "it served this one before it was started again")
             elif not is_readable or not self._discovery.known:
                 self.asks_stage = now - blind_since >= limits.record_refresh_s
             else:
@@ -132,6 +142,7 @@ class Placement:
     def _go(self, stage: int, reason: str) -> None:
         self.stage, self.reason, self.asks_stage = stage, reason, False
         self._since_s = trio.current_time()
+        self._claim_own(stage)
         self._discovery.announce(stage=stage)
         self._observer.event("stage_chosen", stage=stage, reason=reason)
         self._changed.notify()
@@ -155,6 +166,7 @@ class Placement:
             return
         self._drop_old_claim()
         self._heed_decision()
+        self._claim_own(self.stage)
         goal = self._goal()
         if not self._gap.see(goal, self._settings.migration) and self._situation().is_member:
             return
@@ -177,13 +189,15 @@ class Placement:
         if self.stage is None or is_draining or (decision is not None and decision.is_final):
             return None
         rules, others = self._settings.migration, self._others()
-        me = Standing(self._me, self.stage, self._flows, claim=self._discovery.claim)
+        claim = self._discovery.claim
+        is_own = claim is not None and claim.stage == self.stage
+        me = Standing(self._me, self.stage, self._room, claim=None if is_own else claim)
         if decision is None:
-            return vacancy(me, self._num_stages, others, self._fits)
+            return vacancy(me, self._num_stages, others, self._flows)
         is_rested = trio.current_time() - self._since_s >= rules.cool_down_s
         if not is_member or not is_rested:
             return None
-        return best_move(me, self._num_stages, others, self._fits, rules)
+        return best_move(me, self._num_stages, others, self._flows, rules)
 
     def _ask(self, goal: int, epoch: int) -> None:
         decision = self._situation().decision
@@ -224,6 +238,13 @@ class Placement:
         self._go(goal, f"it was the narrowest; before, this node served stage {home}")
         return True
 
+    def _claim_own(self, stage: int | None) -> None:
+        """Who serves a stage and is no member yet counts there only while it claims it."""
+        if not stage or self._situation().is_member or self._discovery.claim is not None:
+            return
+        epoch = epoch_of(self._settings.wall_clock(), self._settings.deadlines.record_lifetime_s)
+        self._discovery.put_claim(self._leased(stage, epoch))
+
     def _leased(self, stage: int, epoch: int, *, is_firm: bool = False) -> Claim:
         expires_at = self._settings.wall_clock() + self._settings.deadlines.record_lifetime_s
         return Claim(stage=stage, epoch=epoch, expires_at=expires_at, is_firm=is_firm)
@@ -242,19 +263,25 @@ class Placement:
 
     # --- what is known and told ------------------------------------------------------------
 
+    @property
+    def _room(self) -> int:
+        """The flows that it carries at its stage, or could at the one that it claims, at least."""
+        claim = self._discovery.claim
+        stage = claim.stage if self.stage is None and claim else self.stage
+        return self._flows.get(stage or 0) or min(self._flows.values())
+
     def _others(self) -> list[Standing]:
         found = standings(
             self._discovery.known.values(),
             self._situation().decision,
             self._settings.wall_clock(),
-            usual=self._flows,
-            connected=self._network.connected(),
+            usual=self._room,
         )
         return [node for node in found if node.peer != self._me]
 
     def _load(self) -> Load:
         """A holder's room for flows and those it carries; a data node's demand is its slots."""
-        room, report = self._flows, self._report()
+        room, report = self._room, self._report()
         if self.stage == 0:
             decision = self._situation().decision
             shares = decision.shares if decision else ()

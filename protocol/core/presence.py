@@ -25,7 +25,7 @@ def presence_of(
     return Presence(
         step=state.step if state else 0,
         stage=holding.ctx.stage if holding else stage,
-        capacity=capacity,
+        capacity=holding.ctx.capacity if holding else capacity,
         digest=state.digest if state and not is_syncing else None,
         seen=seen,
         wants_hold=holding is not None and holding.sync.num_runs > 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.deadlines import Deadlines
@@ -15,8 +15,9 @@ from protocol.routing import RoutingSettings
 class NodeSettings:
     """What the owner of a node decides: its stage (None: where it is needed most), its room.
 
-    ``fits`` names the stages that its memory has room for, None for all of them. Every so many
-    steps it writes a snapshot, with 0 none. ``cpu_clock`` is the thread's. ``session_bytes`` is the memory for weights and caches that
+    ``fits`` names the stages that its memory has room for, with the microbatches that it can hold
+    there; None: all of them, with ``capacity``. Every so many steps it writes a snapshot, with 0
+    none. ``cpu_clock`` is the thread's. ``session_bytes`` is the memory for weights and caches that
     it keeps for generation and export.
     """
 
@@ -30,5 +31,9 @@ class NodeSettings:
     cpu_clock: Callable[[], float] = lambda: 0.0
     session_bytes: int = 2**28
     routing: RoutingSettings = field(default_factory=RoutingSettings)
-    fits: tuple[int, ...] | None = None
+    fits: Mapping[int, int] | None = None
     migration: MigrationRules = field(default_factory=MigrationRules)
+
+    def capacity_at(self, stage: int) -> int:
+        """The microbatches that this node can hold at once if it serves ``stage``."""
+        return (self.fits or {}).get(stage, self.capacity)

@@ -9,7 +9,7 @@ stands for a while after the move, until everybody sees the mover where it went.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.joining.claims import rank
@@ -31,17 +31,23 @@ RULES = MigrationRules()
 
 
 def may_move(
-    summaries: Summaries, capacity: int, home: int, stage: int, rules: MigrationRules = RULES
+    summaries: Summaries,
+    capacity: int,
+    home: int,
+    stage: int,
+    rules: MigrationRules = RULES,
+    there: int | None = None,
 ) -> bool:
     """Whether a holder of ``home`` with ``capacity`` flows may go to ``stage``.
 
-    ``summaries`` count it at ``home``.
+    ``summaries`` count it at ``home``; at ``stage`` it carries ``there``, by default as many. The
+    authority knows what it carries at home alone, so nobody should hope for more than that.
     """
     if stage == home or stage not in summaries.numbers or home not in summaries.numbers:
         return False
     if summaries[home].replicas - 1 < rules.least_left:
         return False
-    after = summaries.minus(home, capacity).plus(stage, capacity)
+    after = summaries.minus(home, capacity).plus(stage, capacity if there is None else there)
     gained = after.narrowest - summaries.narrowest
     return gained > 0 and gained >= rules.least_gain * summaries.narrowest
 
@@ -50,10 +56,13 @@ def best_move(
     me: Standing,
     num_stages: int,
     others: Sequence[Standing],
-    fits: Collection[int],
+    flows: Mapping[int, int],
     rules: MigrationRules = RULES,
 ) -> int | None:
-    """The stage to go to, or None to stay. Who has a claim of its own moves unless it gives way."""
+    """The stage to go to, or None to stay; ``flows`` are those it could carry at each that fits.
+
+    Who has a claim of its own moves unless it gives way.
+    """
     if _gives_way(me, others):
         return None
     nodes = [*others, Standing(me.peer, me.stage, me.capacity)]
@@ -62,9 +71,9 @@ def best_move(
         if node.is_newcomer and node.claim is not None and node.claim.stage in summaries.numbers:
             summaries = summaries.plus(node.claim.stage, node.capacity)
     moved = {
-        stage: summaries.minus(me.stage, me.capacity).plus(stage, me.capacity).narrowest
-        for stage in sorted(fits)
-        if may_move(summaries, me.capacity, me.stage, stage, rules)
+        stage: summaries.minus(me.stage, me.capacity).plus(stage, there).narrowest
+        for stage, there in sorted(flows.items())
+        if may_move(summaries, me.capacity, me.stage, stage, rules, min(me.capacity, there))
     }
     return max(moved, key=moved.__getitem__, default=None)
 

@@ -13,7 +13,7 @@ either of them: dF is 0 everywhere, and without it a whole crowd would go where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,11 +50,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Who looks for a stage: its flows, the stages that fit its memory, its links."""
+    """Who looks for a stage: the flows it could carry at each that fits its memory, its links."""
 
     peer: PeerId
-    capacity: int
-    fits: Collection[int]
+    flows: Mapping[int, int]
     link_s: LinkCost = lambda peer: None
 
 
@@ -85,7 +84,8 @@ def spared_s(
     ]
     if at_stage.cost_s is None or not costs:
         return 0.0
-    share = newcomer.capacity / (newcomer.capacity + at_stage.capacity)
+    flows = newcomer.flows[stage]
+    share = flows / (flows + at_stage.capacity)
     noise_s = NOISE * max(each.cost_s or 0.0 for each in summaries.stages)
     return round(share * (at_stage.cost_s - min(costs)) / noise_s) * noise_s if noise_s else 0.0
 
@@ -111,7 +111,7 @@ def choose(
             goes_to = _needed(summaries, summaries.numbers, rival.capacity, claimed)
         is_sure = is_sure and goes_to == claimed
         summaries = summaries.plus(goes_to, rival.capacity)
-    worth = {stage: _worth(newcomer, stage, summaries, others) for stage in sorted(newcomer.fits)}
+    worth = {stage: _worth(newcomer, stage, summaries, others) for stage in sorted(newcomer.flows)}
     best = max(worth, key=worth.__getitem__)
     if claim is not None and worth.get(claim.stage) == worth[best]:
         best = claim.stage
@@ -123,7 +123,7 @@ def _worth(
 ) -> tuple[Score, int]:
     """The score, and where that is equal the stage with the least capacity first."""
     spared = spared_s(newcomer, stage, summaries, nodes)
-    return score(summaries, stage, newcomer.capacity, spared), -summaries[stage].capacity
+    return score(summaries, stage, newcomer.flows[stage], spared), -summaries[stage].capacity
 
 
 def _before(me: PeerId, others: Sequence[Standing], claim: Claim | None) -> list[Rival]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from protocol.joining.claims import is_live
@@ -120,19 +120,14 @@ def flows_of(capacity: int) -> int:
 
 
 def standings(
-    records: Iterable[NodeRecord],
-    decision: Decision | None,
-    wall_s: float,
-    *,
-    usual: int,
-    connected: Collection[PeerId],
+    records: Iterable[NodeRecord], decision: Decision | None, wall_s: float, *, usual: int
 ) -> list[Standing]:
     """What the records say of the other nodes, corrected by the decision that is in force.
 
     A record may be old, and a look into the registry may miss some: who is a member, and of which
     stage, the decision knows better. A member without a record counts with ``usual`` flows. Who
-    drains counts no more, nor does who serves a stage, is no member and not ``connected``: a record
-    outlives the node that died by half a minute.
+    drains counts no more, nor does who serves a stage and is neither a member nor claims anything:
+    whoever is on its way claims, and a record outlives the node that died by half a minute.
     """
     members = {
         p: k for k, holders in enumerate(decision.roster if decision else ()) for p in holders
@@ -144,9 +139,9 @@ def standings(
         if record.is_draining:
             members.pop(record.peer_id, None)
             continue
-        is_there = record.peer_id in members or record.peer_id in connected
-        if decision is None or record.stage < 0 or is_there:
-            found[record.peer_id] = _standing(record, members, wall_s)
+        node = _standing(record, members, wall_s)
+        if decision is None or node.peer in members or node.stage < 1 or node.claim is not None:
+            found[node.peer] = node
     unseen = [
         Standing(peer, stage, usual if stage else UNLIMITED)
         for peer, stage in members.items()

@@ -12,6 +12,7 @@ def node_core(simulation: Simulation, node: SimulatedNode) -> NodeCore:
     settings = NodeSettings(
         stage=node.plan.stage,
         capacity=node.plan.capacity,
+        fits=node.plan.fits,
         deadlines=simulation.deadlines,
         addresses=lambda: (address_of(node.host.peer),),
         wall_clock=simulation.wall_clock,

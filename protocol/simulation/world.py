@@ -56,13 +56,17 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True)
 class NodePlan:
-    """A node of the swarm: stage 0..S, or None to be given one; ``joins_at_s`` virtual seconds."""
+    """A node of the swarm: stage 0..S, or None to find one; ``joins_at_s`` virtual seconds.
+
+    ``fits`` names the stages that it has room for and the microbatches that it can hold there.
+    """
 
     stage: int | None
     place: Place = LAB
     capacity: int = 4
     speed: float = 1.0
     joins_at_s: float = 0.0
+    fits: Mapping[int, int] | None = None
 
 
 @dataclass

@@ -67,7 +67,7 @@ def test_eight_volunteers_at_once_found_a_swarm_and_nobody_assigns(seed: int) ->
 def test_eight_newcomers_at_once_spread_over_a_running_swarm(staleness_s: float) -> None:
     late = [NodePlan(None, joins_at_s=2.0 + 0.05 * n) for n in range(8)]
     plans = (NodePlan(0), *(NodePlan(k) for k in (1, 2, 3, 4)), *late)
-    simulation = swarm_of(plans, num_stages=4, steps=40, quota=16, profile=FAR)
+    simulation = swarm_of(plans, num_stages=4, steps=14, quota=16, profile=FAR)
     simulation.registry.staleness_s = staleness_s
     result = simulation.run()
     check_law(simulation.manifest.manifest, result.moves)
@@ -78,7 +78,7 @@ def test_eight_newcomers_at_once_spread_over_a_running_swarm(staleness_s: float)
 def test_a_volunteer_that_comes_back_goes_where_it_was() -> None:
     plans = (NodePlan(0), NodePlan(1), NodePlan(1), NodePlan(2), VOLUNTEER)
     back = Fault("kill", 4, at_s=12.0, replace_after_s=2.0)
-    simulation = swarm_of(plans, steps=60, profile=FAR, faults=[back])
+    simulation = swarm_of(plans, steps=24, profile=FAR, faults=[back])
     result = simulation.run()
     check_law(simulation.manifest.manifest, result.moves)
     assert stages_chosen(result, "n4") == [2, 2]
@@ -87,17 +87,11 @@ def test_a_volunteer_that_comes_back_goes_where_it_was() -> None:
 # --- another stage -------------------------------------------------------------------------
 
 
-def lopsided(num_volunteers: int) -> Simulation:
-    """As many holders of stage 2 as volunteers, who all find stage 1; then all but one die."""
-    holders = [NodePlan(2)] * num_volunteers
-    volunteers = [NodePlan(None, joins_at_s=3.0 * n) for n in range(num_volunteers)]
-    faults = [Fault("kill", n, at_s=20.0 + 3 * n) for n in range(1, num_volunteers)]
-    plans = (NodePlan(0), *holders, *volunteers)
-    return swarm_of(plans, steps=120, quota=16, profile=FAR, faults=faults)
-
-
 def test_a_stage_that_loses_holders_gets_one_from_where_there_are_more() -> None:
-    simulation = lopsided(3)
+    """Of stage 1 the volunteer alone may go: the others' owners named their stage."""
+    plans = (NodePlan(0), *[NodePlan(2)] * 3, NodePlan(1), NodePlan(1), VOLUNTEER)
+    dying = [Fault("kill", n, at_s=8.0 + n) for n in (1, 2)]
+    simulation = swarm_of(plans, steps=30, quota=12, profile=FAR, faults=dying)
     result = simulation.run()
     assert result.is_finished
     check_law(simulation.manifest.manifest, result.moves)
@@ -107,7 +101,11 @@ def test_a_stage_that_loses_holders_gets_one_from_where_there_are_more() -> None
 
 @pytest.mark.slow
 def test_no_stage_is_left_with_fewer_than_two() -> None:
-    simulation = lopsided(2)
+    """Two holders of stage 2, two volunteers of stage 1; then one of the former dies."""
+    volunteers = [NodePlan(None, joins_at_s=3.0 * n) for n in range(2)]
+    plans = (NodePlan(0), NodePlan(2), NodePlan(2), *volunteers)
+    dies = Fault("kill", 1, at_s=23.0)
+    simulation = swarm_of(plans, steps=120, quota=16, profile=FAR, faults=[dies])
     result = simulation.run()
     assert result.is_finished
     check_law(simulation.manifest.manifest, result.moves)

@@ -71,7 +71,7 @@ def seeker(
 ) -> Callable[[float], float | None]:
     """A newcomer as an agent: claims, waits one to two ticks of a second, looks again."""
     peer = PeerId(name)
-    newcomer = Newcomer(peer, capacity, range(1, num_stages + 1))
+    newcomer = Newcomer(peer, dict.fromkeys(range(1, num_stages + 1), capacity))
     seeking = Seeking(newcomer, num_stages, LEASE_S)
 
     def act(now: float) -> float | None:

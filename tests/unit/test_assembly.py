@@ -40,7 +40,8 @@ def config_of(budget: int, **settings: object) -> NodeConfig:
 def test_much_memory_gives_full_capacity_without_recomputing() -> None:
     manifest = manifest_of()
     plan = plan_memory(manifest, config_of(64 * 2**30))
-    assert (plan.capacity, plan.recompute) == (MOST_CAPACITY, False)
+    assert plan.fits == {1: MOST_CAPACITY, 2: MOST_CAPACITY}
+    assert not any(room.recompute for room in plan.rooms.values())
     assert plan.needed_bytes == needed(manifest, 1, MOST_CAPACITY, False)
 
 
@@ -60,7 +61,7 @@ def test_graphs_are_given_up_before_the_stage_is() -> None:
     manifest = manifest_of()
     budget = needed(manifest, 1, LEAST_CAPACITY, False) - 1
     plan = plan_memory(manifest, config_of(budget))
-    assert plan.recompute
+    assert all(room.recompute for room in plan.rooms.values())
     assert plan.needed_bytes <= budget
     with pytest.raises(ResourceError):
         plan_memory(manifest, config_of(budget, recompute="never"))
@@ -71,17 +72,29 @@ def test_too_little_says_how_much_is_needed() -> None:
     least = needed(manifest, 1, LEAST_CAPACITY, True)
     with pytest.raises(ResourceError) as caught:
         plan_memory(manifest, config_of(3 * MIB))
-    assert f"needs {-(-least // MIB)} MiB; this node may use 3 MiB" in caught.value.cause
+    needs = f"needs {-(-least // MIB)} MiB"
+    assert caught.value.cause == f"no stage fits 3 MiB; the smallest, stage 1, {needs}"
+    assert f"--memory {-(-least // MIB)}MiB" in caught.value.hint
     assert "smaller stages" in caught.value.hint
+    with pytest.raises(ResourceError) as caught:
+        plan_memory(manifest, config_of(3 * MIB, stage=1))
+    assert caught.value.cause == f"stage 1 {needs}; this node may use 3 MiB"
+    assert "leave --stage out" in caught.value.hint
 
 
-def test_a_node_that_fits_only_some_stages_is_told_to_name_one() -> None:
+def test_a_node_may_fit_some_stages_and_hold_more_in_the_smaller_ones() -> None:
     manifest = manifest_of((3, 1))
-    budget = needed(manifest, 2, LEAST_CAPACITY, True)
-    with pytest.raises(ResourceError, match="stage 1 needs") as caught:
-        plan_memory(manifest, config_of(budget))
-    assert "--stage 2" in caught.value.hint
-    assert plan_memory(manifest, config_of(budget, stage=2)).capacity == LEAST_CAPACITY
+    little = needed(manifest, 2, LEAST_CAPACITY, True)
+    assert plan_memory(manifest, config_of(little)).fits == {2: LEAST_CAPACITY}
+    enough = needed(manifest, 1, LEAST_CAPACITY, False)
+    fits = plan_memory(manifest, config_of(enough)).fits
+    assert fits[1] == LEAST_CAPACITY < fits[2] < MOST_CAPACITY
+    budget = needed(manifest, 1, LEAST_CAPACITY, True)
+    plan = plan_memory(manifest, config_of(budget))
+    assert (plan.rooms[1].recompute, plan.rooms[2].recompute) == (True, False)
+    make = make_stages(manifest, config_of(budget), plan, None)
+    assert (make(1)._recompute, make(2)._recompute) == (True, False)
+    assert plan_memory(manifest, config_of(enough, stage=2)).fits == {2: fits[2]}
 
 
 def test_a_data_node_plans_for_stage_0() -> None:
@@ -108,6 +121,13 @@ def test_memory_for_a_gradient_per_slot_and_for_hiveminds_copies_is_planned() ->
     assert needed(slots, 1, 4, False) - needed(plain, 1, 4, False) == 31 * flat
     hivemind = plain.model_copy(update={"averaging": "hivemind"})
     assert needed(hivemind, 1, 4, False) - needed(plain, 1, 4, False) == 5 * flat
+
+
+def test_what_is_kept_of_a_whole_step_for_its_repair_is_planned() -> None:
+    boundary = 4 * 8 * 256 * 128
+    for stage in (0, 1, 2):
+        more = needed(manifest_of(quota=48), stage, 4, False)
+        assert more - needed(manifest_of(quota=32), stage, 4, False) == 16 * 2 * boundary
 
 
 def test_a_sum_for_each_data_node_is_planned() -> None:

@@ -24,6 +24,10 @@ def claim(stage: int, epoch: int = 1, **more: object) -> Claim:
     return Claim(stage=stage, epoch=epoch, expires_at=WALL_S + LEASE_S, **more)
 
 
+def flows(num_stages: int) -> dict[int, int]:
+    return dict.fromkeys(range(1, num_stages + 1), 3)
+
+
 @pytest.mark.parametrize(
     ("replicas", "moves"),
     [
@@ -56,21 +60,21 @@ def test_nobody_moves_from_or_to_what_is_no_stage() -> None:
 def test_newcomers_on_their_way_fill_the_gap() -> None:
     others = swarm_of(3, 1)[2:]
     me = holder("h1-0", 1)
-    assert best_move(me, 2, others, (1, 2)) == 2
+    assert best_move(me, 2, others, flows(2)) == 2
     on_its_way = Standing(PeerId("new"), -1, 6, claim=claim(2))
-    assert best_move(me, 2, [*others, on_its_way], (1, 2)) is None
+    assert best_move(me, 2, [*others, on_its_way], flows(2)) is None
 
 
 def test_one_moves_at_a_time_and_stands_a_while_where_it_went() -> None:
     me, others = holder("h1-0", 1), swarm_of(5, 1)[2:]
     moving = replace(others[0], claim=claim(2, is_firm=True))
     arrived = holder("moved", 2, claim=claim(2, is_firm=True))
-    assert best_move(me, 2, others, (1, 2)) == 2
-    assert best_move(me, 2, [moving, *others[1:]], (1, 2)) is None
-    assert best_move(me, 2, [arrived, *others], (1, 2)) is None
+    assert best_move(me, 2, others, flows(2)) == 2
+    assert best_move(me, 2, [moving, *others[1:]], flows(2)) is None
+    assert best_move(me, 2, [arrived, *others], flows(2)) is None
     for epoch in range(8):  # whatever the ranks: who was let go is not called back
         late = replace(me, claim=claim(2, epoch))
-        assert best_move(late, 2, [moving, *others[1:]], (1, 2)) is None
+        assert best_move(late, 2, [moving, *others[1:]], flows(2)) is None
 
 
 def test_a_gap_must_be_seen_again_and_again() -> None:
@@ -81,10 +85,10 @@ def test_a_gap_must_be_seen_again_and_again() -> None:
 
 def test_before_the_first_step_an_empty_stage_is_filled_from_one_with_others() -> None:
     me = holder("h1-0", 1)
-    assert vacancy(me, 3, swarm_of(2, 0, 1)[2:], (1, 2, 3)) == 2
-    assert vacancy(me, 3, swarm_of(1, 0, 1)[2:], (1, 2, 3)) is None
+    assert vacancy(me, 3, swarm_of(2, 0, 1)[2:], flows(3)) == 2
+    assert vacancy(me, 3, swarm_of(1, 0, 1)[2:], flows(3)) is None
     taken = Standing(PeerId("new"), -1, 3, claim=claim(2))
-    assert vacancy(me, 3, [*swarm_of(2, 0, 1)[2:], taken], (1, 2, 3)) is None
+    assert vacancy(me, 3, [*swarm_of(2, 0, 1)[2:], taken], flows(3)) is None
 
 
 # --- many at once --------------------------------------------------------------------------
@@ -98,7 +102,7 @@ def mover(board: Board, me: Standing, num_stages: int, rng: Random, hidden: int)
         others = [
             node for node in board.read(me.peer, now) if not node.peer.startswith(f"h{hidden}")
         ]
-        goal = best_move(replace(me, claim=own[0]), num_stages, others, range(1, num_stages + 1))
+        goal = best_move(replace(me, claim=own[0]), num_stages, others, flows(num_stages))
         if own[0] is None and goal is not None:
             own[0] = claim(goal, epoch=7)
             board.write(replace(me, claim=own[0]), now)

@@ -19,7 +19,7 @@ ME = PeerId("me")
 
 
 def newcomer(num_stages: int, capacity: int = 3, **more: object) -> Newcomer:
-    return Newcomer(ME, capacity, range(1, num_stages + 1), **more)
+    return Newcomer(ME, dict.fromkeys(range(1, num_stages + 1), capacity), **more)
 
 
 def claim(stage: int, epoch: int = 1, **more: object) -> Claim:
@@ -75,7 +75,7 @@ def test_where_nothing_is_short_the_cheapest_path_counts() -> None:
 
 
 def test_only_stages_that_fit_are_taken() -> None:
-    assert choose(Newcomer(ME, 3, (1, 3)), 3, swarm_of(3, 0, 2)).stage == 3
+    assert choose(Newcomer(ME, {1: 3, 3: 3}), 3, swarm_of(3, 0, 2)).stage == 3
 
 
 # --- claims --------------------------------------------------------------------------------
@@ -92,8 +92,9 @@ def test_of_two_that_claim_a_stage_the_higher_rank_gives_way() -> None:
     def rival(name: str) -> Standing:
         return Standing(PeerId(name), -1, 9, claim=claim(2))
 
-    kept = choose(Newcomer(PeerId(first), 3, (1, 2, 3)), 3, [*nodes, rival(second)], claim(2)).stage
-    left = choose(Newcomer(PeerId(second), 3, (1, 2, 3)), 3, [*nodes, rival(first)], claim(2)).stage
+    flows = {1: 3, 2: 3, 3: 3}
+    kept = choose(Newcomer(PeerId(first), flows), 3, [*nodes, rival(second)], claim(2)).stage
+    left = choose(Newcomer(PeerId(second), flows), 3, [*nodes, rival(first)], claim(2)).stage
     assert kept == 2
     assert left == 1
 
@@ -130,7 +131,7 @@ def test_who_loses_again_and_again_takes_what_it_claimed() -> None:
 def one_by_one(nodes: list[Standing], num: int, num_stages: int) -> list[Standing]:
     nodes = list(nodes)
     for n in range(num):
-        one = Newcomer(PeerId(f"n{n}"), 3, range(1, num_stages + 1))
+        one = Newcomer(PeerId(f"n{n}"), dict.fromkeys(range(1, num_stages + 1), 3))
         nodes.append(holder(f"n{n}", choose(one, num_stages, nodes).stage))
     return nodes
 

@@ -23,8 +23,7 @@ def stage_for(world: World, newcomer: int, cost_s: PathCost) -> int:
     at = {node.peer: index for index, node in nodes.items()}
     me = Newcomer(
         peer_at(newcomer),
-        world.fleet.capacity(newcomer),
-        range(1, world.num_stages + 1),
+        dict.fromkeys(range(1, world.num_stages + 1), world.fleet.capacity(newcomer)),
         lambda peer: world.fleet.latency_s(newcomer, at[peer]),
     )
     return choose(me, world.num_stages, tuple(nodes.values())).stage
