@@ -104,7 +104,13 @@ def _too_little_memory(
 def make_stages(
     manifest: Manifest, config: NodeConfig, plan: Plan, corpus: Corpus | None
 ) -> Callable[[int], StageState]:
-    """Return what makes the initial state of a stage."""
+    """Return what makes the initial state of a stage; raise ConfigError if nothing here can."""
+    recovery = manifest.recovery
+    if recovery.method != "none" or recovery.share_ends:
+        raise ConfigError(
+            "the manifest asks for a recovery that is not available in this version",
+            'Set recovery.method to "none" and recovery.share_ends to false in a new manifest.',
+        )
 
     def make(stage: int) -> StageState:
         if stage == 0:

@@ -152,3 +152,13 @@ def test_frames_hold_the_largest_shard_that_an_honest_peer_sends() -> None:
 def make_stage_gradients(manifest: Manifest) -> int:
     config = config_of(64 * 2**30)
     return make_stages(manifest, config, plan_memory(manifest, config), None)(1).num_gradients
+
+
+@pytest.mark.parametrize("recovery", [{"method": "checkfree"}, {"share_ends": True}])
+def test_a_recovery_that_nobody_carries_out_is_refused(recovery: dict[str, object]) -> None:
+    manifest = Manifest.model_validate(
+        {**manifest_of(4).model_dump(mode="json"), "recovery": recovery}
+    )
+    config = config_of(64 * 2**30)
+    with pytest.raises(ConfigError, match="not available"):
+        make_stages(manifest, config, plan_memory(manifest, config), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from stages_kit import make_blocks, make_edge, make_manifest, normal, run_microbatch
@@ -61,6 +61,7 @@ def test_the_mean_lies_between_its_neighbours(below, above, t):
 
 
 @given(ROWS, st.floats(0, 1))
+@example(torch.tensor([-0.0, 0.0, 1.0]), 0.3)
 def test_equal_neighbours_give_the_same_bits(row, t):
     assert torch.equal(bits(merge(row, row.clone(), t)), bits(row))
 
