@@ -44,7 +44,7 @@ _KINDS: tuple[str, ...] = (
     "computed", "hop_lost", "resume", "flow_introduce", "flow_offers", "flow_request",
     "flow_answer", "flow_costs", "flow_check", "flow_release", "flow_labels", "token_prepare",
     "token_vote", "token_end", "token_ask", "flow_state", "pin", "pinned", "unpin", "extend",
-    "stuck", "fetch_pinned", "fetch_initial",
+    "stuck", "fetch_pinned", "fetch_initial", "flow_walk", "flow_meet",
 )  # fmt: skip
 MESSAGE_CODES: dict[int, type[BaseModel]] = {
     code: MESSAGE_TYPES[kind] for code, kind in enumerate(_KINDS, start=1)

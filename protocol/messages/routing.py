@@ -21,6 +21,7 @@ MAX_SPARE = 16  # units that one offer prices
 MAX_HOPS = 64  # vertices of a label
 MAX_LABELS = 8  # of one message
 MAX_UNITS = 64  # of one state
+MAX_MET = 4  # flows of other data nodes that one message compares
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Delta = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
@@ -41,6 +42,9 @@ HopPath = Annotated[tuple[Hop, ...], Field(max_length=MAX_HOPS)]
 LabelKey = tuple[PeerId, bool, bool]  # target, is rooted at the sink, is of the out side
 # Target; the peer before, edge id and link cost; the peer after, edge id and link cost.
 Unit = tuple[Peer, Peer, EdgeId, Seconds, Peer, EdgeId, Seconds]
+Leg = tuple[Peer, EdgeId, Seconds]  # downstream end of a flow's link, edge id, link cost
+Legs = Annotated[tuple[Leg, ...], Field(min_length=1, max_length=MAX_HOPS)]
+CrossPrices = Annotated[tuple[Delta | None, ...], Field(max_length=MAX_HOPS)]
 Change = tuple[bool, Peer, Peer, Peer, EdgeId]  # is_add, upstream, downstream, target, edge id
 Changes = Annotated[tuple[Change, ...], Field(min_length=1, max_length=MAX_HOPS)]
 
@@ -174,6 +178,27 @@ class FlowState(RoutingMessage):
     is_leaving: bool = False
 
 
+class FlowWalk(RoutingMessage):
+    """Along a flow, from and to its data node: which links it takes.
+
+    ``met`` are other data nodes' flows, ``prices`` what it costs for each of them and each leg if
+    both cross there (None: unknown); that of the last leg lacks the link that ends at the receiver.
+    """
+
+    kind: Literal["flow_walk"] = "flow_walk"
+    edge_id: EdgeId
+    legs: Legs
+    met: Annotated[tuple[Legs, ...], Field(max_length=MAX_MET)] = ()
+    prices: Annotated[tuple[CrossPrices, ...], Field(max_length=MAX_MET)] = ()
+
+
+class FlowMeet(RoutingMessage):
+    """Data node -> data node: these are flows of mine; do they cross any of yours?"""
+
+    kind: Literal["flow_meet"] = "flow_meet"
+    flows: Annotated[tuple[Legs, ...], Field(max_length=MAX_MET)]
+
+
 class TokenPrepare(RoutingMessage):
     """Initiator -> everyone whose edges a token changes: lock them, and say what it costs.
 
@@ -216,4 +241,5 @@ class TokenAsk(RoutingMessage):
 ROUTING_MESSAGES: tuple[type[RoutingMessage], ...] = (
     FlowIntroduce, FlowOffers, FlowRequest, FlowAnswer, FlowCosts, FlowCheck, FlowRelease,
     FlowLabels, TokenPrepare, TokenVote, TokenEnd, TokenAsk, FlowState,
+    FlowWalk, FlowMeet,
 )  # fmt: skip

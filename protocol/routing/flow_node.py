@@ -20,16 +20,19 @@ from protocol.messages.routing import (
     FlowCosts,
     FlowIntroduce,
     FlowLabels,
+    FlowMeet,
     FlowOffers,
     FlowRelease,
     FlowRequest,
     FlowState,
+    FlowWalk,
     TokenAsk,
     TokenEnd,
     TokenPrepare,
     TokenVote,
 )
 from protocol.routing.context import Context, Costs, Send
+from protocol.routing.crossing import Crossing
 from protocol.routing.exchange import Exchange
 from protocol.routing.growth import Growth
 from protocol.routing.handover import Handover
@@ -81,6 +84,7 @@ class FlowNode:
         self._tokens = Tokens(self._ctx, self._labels)
         self._exchange = Exchange(self._ctx, self._tokens)
         self._handover = Handover(self._ctx, self._exchange)
+        self._crossing = Crossing(self._ctx, self._tokens)
         self._handle = self._handlers()
         self._improve_at = 0.0
         self._phase = rng.randrange(settings.refresh_ticks)
@@ -119,6 +123,8 @@ class FlowNode:
             FlowCheck: self._healing.on_check,
             FlowLabels: self._labels.on_labels,
             FlowState: self._exchange.on_state,
+            FlowWalk: self._crossing.on_walk,
+            FlowMeet: self._crossing.on_meet,
             TokenPrepare: self._tokens.on_prepare,
             TokenVote: self._tokens.on_vote,
             TokenEnd: self._on_token_end,
@@ -167,6 +173,7 @@ class FlowNode:
         self._growth.ask()
         self._tokens.tick()
         self._exchange.tick()
+        self._crossing.tick()
         self._improve()
         self._healing.tell_costs()
         self._growth.tell_offers()

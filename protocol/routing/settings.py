@@ -37,6 +37,8 @@ class RoutingSettings(BaseModel):
     cooling: PositiveFloat = 0.95
     cooling_per_tick: PositiveFloat = 0.93
     bar_ticks: PositiveInt = 5
+    # how often a data node looks for crossings of a flow, per tick
+    crossing_chance: NonNegativeFloat = 0.25
     # labels and tokens
     min_hops: PositiveInt = 24
     label_gap: PositiveFloat = 0.15

@@ -25,6 +25,8 @@ ROUTING_GOLDEN = {
     "token_end": "94411463",
     "token_ask": "4c5ae8c5",
     "flow_state": "53ad0cd7",
+    "flow_walk": "6604cf22",
+    "flow_meet": "cc1a85ef",
 }
 
 SESSION_SAMPLES: tuple[Message, ...] = tuple(
