@@ -102,8 +102,12 @@ class LawSwarm(LocalSwarm):
                 daemon.is_wanted = False
                 self.killed.append(daemon)
                 if daemon.role == "volunteer" and self.plan.replaced:
-                    self.successors.append(self.spawn("volunteer", daemon.stage))
+                    self.replace(daemon)
         super().check()
+
+    def replace(self, daemon: Daemon) -> None:
+        """Start the successor of a holder that was killed."""
+        self.successors.append(self.spawn("volunteer", daemon.stage))
 
     def train(self) -> None:
         """Start everybody and wait until whoever lives has written its weights."""
@@ -141,6 +145,7 @@ class LawSwarm(LocalSwarm):
         for daemon in self.daemons:
             if daemon.is_wanted and (status := daemon.status()) is not None:
                 self.last_status[daemon.name] = status
+                daemon.stage = status.stage  # what a volunteer that named none has found
 
 
 @dataclass

@@ -43,12 +43,6 @@ class ChurningSwarm(LawSwarm):
         lines = path.read_text().splitlines() if path.exists() else []
         return json.loads(lines[-1]) if lines else None
 
-    def _remember_status(self) -> None:
-        super()._remember_status()
-        for daemon in self.successors:
-            if daemon.name in self.last_status:
-                daemon.stage = self.last_status[daemon.name].stage
-
 
 def last_roster(finished: Finished) -> list[list[str]]:
     return finished.rosters[STEPS - 1]
