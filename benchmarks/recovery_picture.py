@@ -9,12 +9,17 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from recovery_baselines import ITERATION_S
 from recovery_report import Line, read_lines, run_lines
 from recovery_runs import ARMS, failures
 
 _INK, _FAINT = "#22303c", "#8a98a5"
-_COLOURS = ("#22303c", "#2f6fb3", "#3a9a5b", "#d9772b", "#7a5cc4", "#c2453d", "#b0892f")
+_COLOURS = {
+    "none": "#22303c", "CheckFree sq": "#2f6fb3", "CheckFree+": "#2f6fb3", "uniform": "#3a9a5b",
+    "copy": "#d9772b", "naive copy of the ends": "#d9772b", "random": "#7a5cc4",
+}  # fmt: skip
+_CHECKPOINTS, _REDUNDANT = "#c2453d", "#b0892f"
 _SHOWN = {
     "interior": ("none", "CheckFree sq", "uniform", "copy", "random"),
     "all": ("none", "CheckFree+", "naive copy of the ends"),
@@ -48,14 +53,21 @@ def draw(path: Path, records: Sequence[dict[str, Any]], steps: int, seed: int = 
 
 
 def _draw_lines(axes: Sequence[Axes], lines: Sequence[Line], seed: int, steps: int) -> None:
-    for line, colour in zip(lines, _COLOURS, strict=False):
+    for line in lines:
         course = line.courses[seed]
-        axes[0].plot(*zip(*course.by_iteration, strict=True), color=colour, lw=1.2, label=line.name)
+        is_redundant = line.name.startswith("redundant")
+        colour = _COLOURS.get(line.name, _REDUNDANT if is_redundant else _CHECKPOINTS)
+        if not is_redundant:  # by iterations it is the run without failures
+            axes[0].plot(*zip(*course.by_iteration, strict=True), color=colour, lw=1.2)
         hours = [(second / 3600, loss) for second, loss in course.by_second]
         axes[1].plot(*zip(*hours, strict=True), color=colour, lw=1.2, label=line.name)
     axes[0].set_xlim(0, steps)
     axes[1].set_xlim(0, steps * ITERATION_S / 3600)
     for part in axes:
+        part.set_yscale("log")
+        part.yaxis.set_major_locator(FixedLocator([0.6, 0.8, 1, 1.5, 2, 3, 4, 6]))
+        part.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        part.yaxis.set_minor_locator(NullLocator())
         part.spines[["top", "right"]].set_visible(False)
         part.tick_params(colors=_INK, labelsize=8)
     axes[1].legend(frameon=False, fontsize=8, labelcolor=_INK)
