@@ -32,6 +32,8 @@ FAULT_VARIABLE = "SHOAL_FAULT"  # for tests: ``node.faults``
 RUN_VARIABLE = "SHOAL_RUN"  # marks what belongs to one swarm on this computer
 # What is called otherwise on the command line than in the file.
 _FLAGS = {"memory_bytes": "--memory"}
+# A chunk of a state has to come over within a request's time limit.
+LEAST_STATE_BYTES_PER_S = 256 * 2**10
 Port = Annotated[int, Field(ge=0, le=65535)]
 Role = Literal["volunteer", "organiser", "data"]
 
@@ -60,6 +62,8 @@ class NodeConfig(BaseSettings):
     snapshot_steps: Annotated[int, Field(ge=0)] = 10  # 0: none; 1: each before it is promised
     snapshots_kept: Annotated[int, Field(ge=1, le=1000)] = 2
     snapshot_quota_bytes: ByteSize | None = None  # None: what the disk has
+    # for joiners; None: what the line has
+    state_bytes_per_s: Annotated[ByteSize, Field(ge=LEAST_STATE_BYTES_PER_S)] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     deadlines_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
 

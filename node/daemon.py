@@ -250,6 +250,7 @@ class Daemon:
             wall_clock=time.time,
             cpu_clock=time.thread_time,
             snapshot_steps=config.snapshot_steps,
+            state_bytes_per_s=config.state_bytes_per_s,
         )
         return NodeCore(self.key, manifest, ports, settings)
 

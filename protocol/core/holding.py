@@ -31,7 +31,7 @@ class Holding:
     ) -> None:
         self.ctx = ctx
         self.lacks: str | None = None  # the decided state that is not on this node's disk
-        self.donor, self.joiner = Donor(ctx), Joiner(ctx)
+        self.donor, self.joiner = Donor(ctx, settings.state_bytes_per_s), Joiner(ctx)
         self.sync = StateSync(self.joiner, ctx.observer, ctx.rng, changed, is_wanted)
         self.keeper = Keeper(ctx, snapshots, settings.snapshot_steps)
         ctx.keep_prepared = self.keeper.keep_prepared

@@ -18,7 +18,7 @@ class NodeSettings:
     ``fits`` names the stages that its memory has room for, with the microbatches that it can hold
     there; None: all of them, with ``capacity``. Every so many steps it writes a snapshot, with 0
     none. ``cpu_clock`` is the thread's. ``session_bytes`` is the memory for weights and caches that
-    it keeps for generation and export.
+    it keeps for generation and export. It sends joiners at most ``state_bytes_per_s``.
     """
 
     stage: int | None = None
@@ -30,6 +30,7 @@ class NodeSettings:
     wall_clock: Callable[[], float] = lambda: 0.0
     cpu_clock: Callable[[], float] = lambda: 0.0
     session_bytes: int = 2**28
+    state_bytes_per_s: float | None = None
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     fits: Mapping[int, int] | None = None
     migration: MigrationRules = field(default_factory=MigrationRules)

@@ -24,7 +24,8 @@ class FetchState(Message):
 class StateChunk(Message):
     """Answer to FetchState. Tensor: [chunk length] uint8, none when the state is not held.
 
-    ``digest`` is that of the whole state, which ``num_chunks`` chunks make.
+    ``digest`` is that of the whole state, which ``num_chunks`` chunks make. ``is_busy``: it is
+    sent to others first; ask another holder, or this one a moment later.
     """
 
     kind: Literal["state_chunk"] = "state_chunk"
@@ -34,3 +35,4 @@ class StateChunk(Message):
     chunk: Count
     num_chunks: Count
     digest: Digest | None
+    is_busy: bool = False

@@ -7,114 +7,18 @@ from random import Random
 import pytest
 import torch
 import trio
-from core_kit import LIMITS, NoPoints, router_of
-from step_kit import KEYS, PEERS, SWARM, decision_of, manifest_of
+from core_kit import LIMITS
+from step_kit import PEERS
+from transfer_kit import CHUNK_BYTES, ME, ONE, TWO, World, lie
 
-from protocol.averaging import ExactAverager
 from protocol.core import transfer
 from protocol.core.context import Context
-from protocol.core.journal import MemoryJournal
 from protocol.core.signal import Signal
 from protocol.core.sync import StateSync
-from protocol.core.transfer import Donor, Joiner
 from protocol.errors import PeerGone, ProtocolViolation
 from protocol.keys import PeerId
-from protocol.messages import Decision, FetchState, StateChunk
+from protocol.messages import FetchState, StateChunk
 from protocol.ports import Envelope
-from protocol.simulation.adapter import address_of
-from protocol.simulation.host import VirtualHost
-from protocol.simulation.network import VirtualNetwork
-from protocol.simulation.places import Link, uniform
-from protocol.simulation.runner import VirtualRunner
-from protocol.simulation.timeline import Timeline
-from protocol.simulation.toy_stage import toy_stage
-from protocol.simulation.trace import Trace, TracingObserver
-
-ME, ONE, TWO = PEERS[1:4]
-CHUNK_BYTES = 20  # the toy state takes a handful of them
-
-
-class Computer:
-    """A holder of stage 1 that serves its state, and fetches one if it is told to."""
-
-    def __init__(self, world: World, index: int) -> None:
-        key = KEYS[index]
-        self.host = VirtualHost(f"n{index}", key.peer_id, world.timeline)
-        self.network = world.network.attach(self.host)
-        self.observer = TracingObserver(self.host.name, world.trace)
-        self.ctx = Context(
-            key=key, manifest=world.manifest, swarm=SWARM, network=self.network,
-            runner=VirtualRunner(self.host), router=router_of(self.network),
-            averager=ExactAverager(self.network, LIMITS), deadlines=LIMITS,
-            observer=self.observer, faults=NoPoints(), journal=MemoryJournal(), rng=Random(index),
-            stage=1, state=toy_stage(world.manifest, 1), capacity=4, loopback=lambda _: None,
-        )  # fmt: skip
-        self.donor, self.joiner = Donor(self.ctx), Joiner(self.ctx)
-        self.asked: list[int] = []
-        self.before_serving = lambda: None
-        self.alive = trio.CancelScope()
-
-    async def live(self) -> None:
-        with self.alive:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.network.run)
-                async for item in self.network.events:
-                    if isinstance(item, Envelope):
-                        nursery.start_soon(self.serve, item)
-
-    async def serve(self, envelope: Envelope) -> None:
-        if isinstance(envelope.message, FetchState):
-            self.asked.append(envelope.message.chunk)
-            self.before_serving()
-            await self.donor.serve(envelope.message, envelope.sender)
-        elif isinstance(envelope.message, StateChunk):
-            self.joiner.deliver(envelope)
-
-    def die(self) -> None:
-        self.host.die()
-        self.alive.cancel()
-
-    def train(self) -> None:
-        """Move to step 1."""
-        state = self.ctx.state
-        state.prepare(torch.ones(state.num_gradients), 4)
-        state.apply()
-
-
-class World:
-    """Two donors at step 1 and a joiner at step 0."""
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.manifest = manifest_of()
-        self.timeline, self.trace = Timeline(), Trace()
-        self.network = VirtualNetwork(
-            self.timeline, self.trace, rng=Random(0), profile=uniform(Link(0.01)), deadlines=LIMITS
-        )
-        nursery.start_soon(self.timeline.run)
-        self.me, self.one, self.two = (Computer(self, index) for index in (1, 2, 3))
-        for computer in (self.me, self.one, self.two):
-            nursery.start_soon(computer.live)
-            for peer in (ME, ONE, TWO):
-                computer.network.introduce(peer, [address_of(peer)])
-        self.one.train()
-        self.two.train()
-
-    @property
-    def first(self) -> Computer:
-        """The donor that the joiner asks first."""
-        donors = [ONE, TWO]
-        Random(1).shuffle(donors)
-        return self.one if donors[0] == ONE else self.two
-
-    @property
-    def second(self) -> Computer:
-        return self.two if self.first is self.one else self.one
-
-    def decision(self, **changes: object) -> Decision:
-        digests = ("0" * 64, self.one.ctx.state.digest, "2" * 64)
-        roster = [PEERS[:1], (ONE, TWO), PEERS[4:5]]
-        fields = {"digests": digests} | changes
-        return decision_of(fields.pop("roster", roster), step=1, term=2, **fields)
 
 
 @pytest.fixture
@@ -171,20 +75,6 @@ async def test_without_any_donor_the_state_is_as_it_was(autojump_clock, world: W
     with pytest.raises(PeerGone, match="no other holder"):
         await world.me.joiner.fetch(alone)
     assert world.me.ctx.state.digest == before
-
-
-def lie(donor: Computer, *, chunk: int = 1) -> None:
-    """Give one chunk other bytes, under the right name."""
-
-    async def serve(message: FetchState, sender) -> None:
-        if donor.donor._step != message.step:
-            await donor.donor._export()
-        chunks = list(donor.donor._chunks)
-        chunks[chunk] = torch.zeros_like(chunks[chunk])
-        donor.donor._chunks = tuple(chunks)
-        await Donor.serve(donor.donor, message, sender)
-
-    donor.donor.serve = serve
 
 
 async def test_a_state_with_another_digest_is_refused_and_its_giver_asked_last(
@@ -252,29 +142,6 @@ async def test_nobody_is_sent_the_state_again_and_again(autojump_clock, world: W
         await world.me.joiner.fetch(world.decision(roster=[[ONE], [ONE]]))
     world.one.donor.forget()  # the next step
     await world.me.joiner.fetch(world.decision(roster=[[ONE], [ONE]]))
-
-
-async def test_few_are_sent_a_chunk_at_the_same_time_and_all_in_the_end(
-    nursery, autojump_clock, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each chunk under way holds memory of the node, and many readers may be slow."""
-    num_open, most, served = 0, 0, 0
-
-    async def slow(*_: object) -> bool:
-        nonlocal num_open, most, served
-        num_open += 1
-        most = max(most, num_open)
-        await trio.sleep(1)
-        num_open -= 1
-        served += 1
-        return True
-
-    monkeypatch.setattr(Context, "try_send", slow)
-    for number in range(40):
-        message = FetchState(step=1, stage=1, chunk=0)
-        nursery.start_soon(world.one.donor.serve, message, PeerId(f"p{number}"))
-    await trio.sleep(60)
-    assert (most, served) == (transfer.MOST_AT_ONCE, 40)
 
 
 async def test_the_state_of_another_stage_is_not_to_be_had(

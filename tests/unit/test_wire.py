@@ -136,7 +136,7 @@ GOLDEN: dict[str, str] = {
     "reduce_part": "c7b7da5c",
     "reduce_result": "167cf960",
     "fetch_state": "87f5a3be",
-    "state_chunk": "57ae5a74",
+    "state_chunk": "aa5242bd",
     "paused": "53eb34fc",
     "average_report": "b623a191",
     "computed": "a41cd779",
