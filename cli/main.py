@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import demo, doctor, inspection, membership, model, simulate, swarm
+from cli import demo, doctor, importing, inspection, membership, model, simulate, swarm
 from cli.output import say
 from node.config import unknown_variables
 from protocol.errors import ConfigError, ShoalError, as_shoal_error
@@ -35,6 +35,7 @@ app.command("leave")(membership.leave)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(model.generate)
 app.command("export")(model.export)
+app.command("import")(importing.import_)
 app.add_typer(swarm.app, name="swarm")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(inspection.identity_app, name="identity")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from protocol.errors import ConfigError
 from protocol.keys import NodeKey, PeerId
@@ -13,6 +13,7 @@ from protocol.manifest import Manifest, SignedManifest, sign
 _COMMENTS = {
     "organiser": "the PeerID whose key signs this file",
     "authorities": "the data nodes that decide, by majority, who belongs to a step",
+    "export": 'who may write the whole model: "nobody", "organiser", "authorities", "data_nodes"',
     "averaging": 'how replicas of a stage agree: "exact", or "hivemind" for large groups',
     "width": "channels between layers; a multiple of heads",
     "kv_heads": "heads of keys and values; a divisor of heads",
@@ -62,11 +63,12 @@ class Recipe:
     def manifest(self, authorities: Sequence[PeerId]) -> Manifest:
         """Return the manifest of the organiser ``authorities[0]``; raise ConfigError."""
         try:
-            return Manifest.from_tables(self._tables(authorities))
+            return Manifest.from_tables(self.tables(authorities))
         except ConfigError as error:
             raise ConfigError(error.cause, _remedy(error.cause)) from error
 
-    def _tables(self, authorities: Sequence[PeerId]) -> dict[str, object]:
+    def tables(self, authorities: Sequence[PeerId]) -> dict[str, object]:
+        """Return the manifest as tables."""
         return {
             "name": self.name,
             "organiser": authorities[0],
@@ -105,6 +107,21 @@ class Recipe:
             "clip_norm": 1.0,
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True)
+class ImportedRecipe(Recipe):
+    """The same choices for a model that is there already: its shape is not one of them."""
+
+    model: Mapping[str, object] = field(default_factory=dict)
+    initial: tuple[str, ...] = ()
+
+    def tables(self, authorities: Sequence[PeerId]) -> dict[str, object]:
+        """Return the manifest as tables."""
+        return {**super().tables(authorities), "initial": self.initial}
+
+    def _model(self) -> dict[str, object]:
+        return dict(self.model)
 
 
 def _remedy(cause: str) -> str:

@@ -81,12 +81,12 @@ def create(
     else:
         choices = {choice.name: context_.params[choice.name] for choice in fields(Recipe)}
         text, signed = _written(Recipe(**choices), key)
-    _refuse_trained(paths, signed.manifest)
-    _keep(paths, key, file, text)
-    _tell(file, signed.manifest, f" --state {state}" if state else "", as_json=as_json)
+    refuse_trained(paths, signed.manifest)
+    keep_manifest(paths, key, file, text)
+    tell_created(file, signed.manifest, f" --state {state}" if state else "", as_json=as_json)
 
 
-def _keep(paths: StatePaths, key: NodeKey, file: Path, text: str) -> None:
+def keep_manifest(paths: StatePaths, key: NodeKey, file: Path, text: str) -> None:
     """Write the key, if it is new, and the manifest where it is looked for; or none of them."""
     is_new, was_there = not paths.key.exists(), paths.root.exists()
     try:
@@ -126,12 +126,12 @@ def _read(file: Path) -> str:
 def _install(paths: StatePaths, file: Path) -> None:
     """Make the signed manifest in ``file`` this node's; raise ConfigError."""
     text = _read(file)
-    _refuse_trained(paths, SignedManifest.from_toml(text).verify())
+    refuse_trained(paths, SignedManifest.from_toml(text).verify())
     paths.create()
     replace_text(paths.manifest, text)
 
 
-def _refuse_trained(paths: StatePaths, manifest: Manifest) -> None:
+def refuse_trained(paths: StatePaths, manifest: Manifest) -> None:
     """Raise ConfigError if another swarm's training began in this state directory."""
     if paths.steps.exists() and swarm_of(paths) not in (None, manifest.swarm_id):
         raise ConfigError(
@@ -140,7 +140,8 @@ def _refuse_trained(paths: StatePaths, manifest: Manifest) -> None:
         )
 
 
-def _tell(file: Path, manifest: Manifest, option: str, *, as_json: bool) -> None:
+def tell_created(file: Path, manifest: Manifest, option: str, *, as_json: bool) -> None:
+    """Print what the swarm is, and what to do next."""
     known: dict[str, object] = {
         "swarm": manifest.swarm_id,
         "name": manifest.name,

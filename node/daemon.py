@@ -39,6 +39,7 @@ from node.facade import Facade, RunningNode
 from node.faults import faults_from
 from node.files import replace_text
 from node.identity import load_or_create_key, sole_key, sole_use
+from node.initial import FileInitialWeights
 from node.invites import publish_invite, withdraw_invite
 from node.journal import FileJournal
 from node.logs import LOGGER, logging_to
@@ -239,6 +240,7 @@ class Daemon:
             faults=faults_from(self.environment),
             rng=self.rng,
             snapshots=self._snapshots(),
+            initial=FileInitialWeights(self.paths.initial),
         )
         settings = NodeSettings(
             stage=config.stage if config.role == "volunteer" else 0,
@@ -251,6 +253,7 @@ class Daemon:
             cpu_clock=time.thread_time,
             snapshot_steps=config.snapshot_steps,
             state_bytes_per_s=config.state_bytes_per_s,
+            session_bytes=plan.spare_bytes,
         )
         return NodeCore(self.key, manifest, ports, settings)
 

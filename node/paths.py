@@ -91,6 +91,16 @@ class StatePaths:
         return self.root / "snapshots"
 
     @property
+    def initial(self) -> Path:
+        """The directory of imported weights, with which a swarm begins."""
+        return self.root / "initial"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that came with imported weights."""
+        return self.root / "tokenizer.json"
+
+    @property
     def weights(self) -> Path:
         """The directory of the stage's weights at the end."""
         return self.root / "weights"

@@ -1,4 +1,4 @@
-"""Text from a swarm's model for the owner of a data node: tokens are chosen here, and become text."""
+"""Text from the swarm's model for a data node's owner: tokens are chosen, and become text."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@
 | Averager         | averaging/exact, or agreed over node/sidecar | averaging/exact              |
 | Runner           | node/compute (one worker thread)             | simulation/runner (cost)     |
 | Snapshots        | node/snapshots (files)                       | simulation/disk              |
+| InitialWeights   | node/initial (files)                         | none                         |
 | Stage computation| stages/ (torch)                              | simulation/, or torch |
 
 The clock is trio's and the simulator swaps it for a MockClock; randomness is passed in.
@@ -222,6 +223,10 @@ class StageState(Protocol):
         """Replace the state; raise StateMismatch if the bytes do not have this digest."""
         ...
 
+    def begin_with(self, data: Tensor, digest: str) -> None:
+        """Be at step 0 with these weights; raise StateMismatch if they do not have this digest."""
+        ...
+
     def pin(self, step: int, *, is_whole: bool) -> Pin | None:
         """Keep the state at ``step``, or its weights alone; None if it is not there any more."""
         ...
@@ -323,6 +328,14 @@ class Snapshots(Protocol):
 
     async def set_aside(self, digest: str) -> None:
         """Never give this one out again."""
+        ...
+
+
+class InitialWeights(Protocol):
+    """The weights that the manifest names for step 0, on the disk of who imported them."""
+
+    async def chunk(self, stage: int, number: int) -> tuple[int, Tensor] | None:
+        """Return the number of chunks of a stage's file and one of them [bytes], if it is there."""
         ...
 
 

@@ -14,7 +14,7 @@ import torch
 from protocol.errors import StateMismatch
 from protocol.manifest import Manifest, ModelSpec
 from stages.export import llama_config
-from stages.layout import EMBEDDING_NAME, stage_layout
+from stages.layout import EMBEDDING_NAME, safetensors_head, stage_layout
 
 INDEX_NAME = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
@@ -78,13 +78,6 @@ class StageFile:
         self.names = {n: t["data_offsets"][1] - t["data_offsets"][0] for n, t in tensors.items()}
         self._file.write(safetensors_head(tensors, {"format": "pt"}))
         return self._head[end:]
-
-
-def safetensors_head(tensors: dict[str, object], metadata: dict[str, str]) -> bytes:
-    """Return the length and the header of a safetensors file."""
-    text = json.dumps({"__metadata__": metadata, **tensors}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def _gains_of(tensors: dict[str, object]) -> list[str]:

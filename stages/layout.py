@@ -8,6 +8,7 @@ have to be joined again in the backward pass, which costs more than it saves.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -94,3 +95,21 @@ def stage_layout(manifest: Manifest, stage: int) -> Layout:
         return Layout(((embedding,), (head,)))
     layers = manifest.pipeline.layers_of(stage, model.layers)
     return Layout(tuple(leaf for layer in layers for leaf in layer_leaves(model, layer)))
+
+
+def safetensors_head(tensors: dict[str, object], metadata: dict[str, str]) -> bytes:
+    """Return the length and the header of a safetensors file."""
+    text = json.dumps({"__metadata__": metadata, **tensors}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def initial_head(layout: Layout) -> bytes:
+    """Return the header of a stage's weights file: safetensors, in the order of the layout."""
+    tensors: dict[str, object] = {}
+    end = 0
+    for parameter in layout.parameters:
+        first, end = end, end + 4 * parameter.num_elements
+        shape = [parameter.rows, parameter.columns]
+        tensors[parameter.name] = {"dtype": "F32", "shape": shape, "data_offsets": [first, end]}
+    return safetensors_head(tensors, {"format": "pt"})

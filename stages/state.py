@@ -12,15 +12,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from weakref import WeakSet
 
 import torch
 
-from protocol.errors import NonFinite, ProtocolViolation
+from protocol.errors import NonFinite, ProtocolViolation, StateMismatch
 from protocol.manifest import Manifest, learning_rate
 from stages.device import usable_device
 from stages.initialisation import fill_initial
-from stages.layout import Layout, stage_layout
+from stages.layout import Layout, initial_head, stage_layout
 from stages.optimiser import clip_factor, make_optimiser, norm_of, optimise
 from stages.pins import PinnedState
 from stages.snapshot import Course, SnapshotFormat, snapshot_format
@@ -298,6 +299,22 @@ class TorchStageState(ABC):
         for pin in list(self._pins):
             pin.part(self._other.data)
         return self._other.data
+
+    def begin_with(self, data: Tensor, digest: str) -> None:
+        """Be at step 0 with the weights of a file of ``stages.hf_import``.
+
+        Raises StateMismatch, with the state untouched, unless the bytes have this digest and are
+        weights of this stage.
+        """
+        head = initial_head(self._layout)
+        raw = data.numpy().data
+        if sha256(raw).hexdigest() != digest or bytes(raw[: len(head)]) != head:
+            raise StateMismatch(f"these are not the weights with which stage {self.stage} begins")
+        buffers = self._writable().zero_()
+        buffers[0].view(torch.uint8).copy_(data[len(head) :])
+        self._other.form = form = self._current.form
+        self._become(0, form.digest(0, buffers))
+        self._before = None
 
     def _become(self, step: int, digest: str) -> None:
         self.reset()

@@ -22,6 +22,7 @@ from protocol.ports import (
     EdgeStage,
     FaultPoints,
     GroupKey,
+    InitialWeights,
     JobKind,
     Network,
     Observer,
@@ -54,6 +55,7 @@ class NodePorts:
     rng: random.Random
     snapshots: Snapshots
     averager: Averager | None = None
+    initial: InitialWeights | None = None
 
 
 @dataclass(slots=True)

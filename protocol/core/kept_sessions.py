@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from protocol.core.beginning import Beginning
 from protocol.core.context import Context
 from protocol.core.transfer import CHUNK_BYTES
 from protocol.deadlines import Deadlines
@@ -20,6 +21,7 @@ from protocol.keys import PeerId
 from protocol.messages import (
     Decision,
     Extend,
+    FetchInitial,
     FetchPinned,
     Pin,
     Pinned,
@@ -61,9 +63,11 @@ class KeptSessions:
         room_bytes: int,
         deadlines: Deadlines,
         observer: Observer,
+        beginning: Beginning,
     ) -> None:
         self._context, self._decision = context, decision
         self._room_bytes, self._deadlines, self._observer = room_bytes, deadlines, observer
+        self._beginning = beginning
         self._kept: dict[Name, Kept] = {}
         self._inbox, self._outbox = trio.open_memory_channel[Envelope](INBOX)
         self._open: Counter[PeerId] = Counter()
@@ -142,6 +146,8 @@ class KeptSessions:
         message, sender, ctx = envelope.message, envelope.sender, self._context()
         if isinstance(message, Unpin) and sender == message.owner:
             self._forget((message.owner, message.session))
+        elif isinstance(message, FetchInitial):
+            await self._beginning.serve(message, sender)
         elif ctx is None:
             return
         elif isinstance(message, Pin) and sender == message.owner:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import trio
 
 from protocol.averaging import exact_averager
+from protocol.core.beginning import Beginning
 from protocol.core.context import Context, NodePorts, with_digest
 from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
@@ -44,6 +45,7 @@ from protocol.messages import (
     Applied,
     Assign,
     Decision,
+    FetchInitial,
     Message,
     Paused,
     Presence,
@@ -91,8 +93,9 @@ class NodeCore:
             changed=self._changed, situation=self._situation,
             report=lambda: self.routing.router.report,
         )  # fmt: skip
+        first = Beginning(manifest, network, ports.initial, settings.deadlines, observer)
         self.sessions = Sessions(
-            lambda: self.ctx, lambda: self.decision, settings, observer, self._postbox.post
+            lambda: self.ctx, lambda: self.decision, settings, observer, self._postbox.post, first
         )
         self._acted: tuple[int, int] = (0, 0)
         self._presence_due = Signal()
@@ -193,7 +196,7 @@ class NodeCore:
                 self._averager.deliver(envelope)
         elif isinstance(message, RoutingMessage):
             self.routing.on_message(message, envelope.sender)
-        elif isinstance(message, SessionMessage):
+        elif isinstance(message, SessionMessage | FetchInitial):
             self.sessions.on_envelope(envelope)
         elif isinstance(message, StateChunk):
             if not self.sessions.takes_chunk(envelope) and self._holding is not None:
@@ -318,12 +321,16 @@ class NodeCore:
             ctx, self._ports.snapshots, self._settings, self._changed, self._wants_state
         )
         await holding.keeper.load_newest()
+        await self.sessions.beginning.begin(ctx, self._changed, self._is_past_beginning)
         self._holding = holding
         self.routing.serve(stage, ctx.num_stages, ctx.capacity)
         self.discovery.announce(stage=stage)
         self._observer.gauge("stage", stage)
         self._presence_due.notify()
         self._changed.notify()
+
+    def _is_past_beginning(self) -> bool:
+        return self.leaving.is_draining or bool(self.decision and self.decision.step)
 
     def _situation(self) -> Situation:
         return Situation(self.decision, self._is_member(), self.leaving.is_draining)

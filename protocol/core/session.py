@@ -133,7 +133,8 @@ class Session:
         elif isinstance(message, Stuck):
             self.stuck[message.attempt] = message
         elif isinstance(message, Extend) and message.stage == self.ctx.num_stages + 1:
-            self.answers.update({message.attempt: tensor for tensor in envelope.tensors})
+            for tensor in envelope.tensors:
+                self.answers[message.attempt] = tensor
         self.news.notify()
 
     def _on_pinned(self, message: Pinned, sender: PeerId) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from protocol.core.beginning import Beginning
 from protocol.core.context import Context
 from protocol.core.exporting import Export
 from protocol.core.generating import Generation
@@ -38,12 +39,14 @@ class Sessions:
         settings: NodeSettings,
         observer: Observer,
         post: Post,
+        beginning: Beginning,
     ) -> None:
         self._context, self._decision, self._post = context, decision, post
         self._deadlines = settings.deadlines
         self.kept = KeptSessions(
-            context, decision, settings.session_bytes, settings.deadlines, observer
+            context, decision, settings.session_bytes, settings.deadlines, observer, beginning
         )
+        self.beginning = beginning
         self._own: dict[int, Session] = {}
 
     async def run(self) -> None:
@@ -57,19 +60,23 @@ class Sessions:
 
     def on_envelope(self, envelope: Envelope) -> None:
         """Hand a message to the session that it belongs to."""
-        message, ctx = envelope.message, self._context()
-        assert isinstance(message, SessionMessage)
-        is_mine = ctx is not None and message.owner == ctx.me
-        if is_mine and isinstance(message, Pinned | Stuck | Extend):
+        message = envelope.message
+        if isinstance(message, Pinned | Stuck | Extend) and self._is_mine(message):
             session = self._own.get(message.session)
             if session is not None and message.step == session.step:
                 session.deliver(envelope)
         else:
             self.kept.take(envelope)
 
+    def _is_mine(self, message: SessionMessage) -> bool:
+        ctx = self._context()
+        return ctx is not None and message.owner == ctx.me
+
     def takes_chunk(self, envelope: Envelope) -> bool:
-        """Whether a chunk of a state was asked for by a session."""
-        return any(session.takes(envelope) for session in self._own.values())
+        """Whether a chunk was asked for by a session, or to begin with."""
+        return self.beginning.takes(envelope) or any(
+            session.takes(envelope) for session in self._own.values()
+        )
 
     def on_change(self, change: PeerChange) -> None:
         """A session of the network came up or went down."""

@@ -281,7 +281,8 @@ class Manifest(Spec):
 
     def to_toml(self) -> str:
         """Return the manifest as TOML; ``from_toml`` of it is equal."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        unsaid = set() if self.initial else {"initial"}
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True, exclude=unsaid))
 
     @classmethod
     def from_toml(cls, text: str) -> Manifest:

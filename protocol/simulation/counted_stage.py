@@ -230,6 +230,10 @@ class CountedStage:
         """Begin a sequence."""
         return CountedCache(pin, num_positions)
 
+    def begin_with(self, data: Tensor, digest: str) -> None:
+        """Take over a state of step 0."""
+        self.import_state(data, digest)
+
     def import_state(self, data: Tensor, digest: str) -> None:
         """Take over a state; StateMismatch if it is not the one named."""
         raw = data.numpy().tobytes()

@@ -28,6 +28,7 @@ FLAGS = {
     "doctor": NODE,
     "generate": NODE | {"--max-tokens", "--temperature", "--seed"},
     "export": NODE | {"--format"},
+    "import": NODE | (RECIPE - {"--layers", "--width"}) | {"--name"},
     "swarm": set(),
     "swarm create": NODE | RECIPE | {"--name", "--heads"},
     "swarm run": NODE | LIMITS | {"--data"},

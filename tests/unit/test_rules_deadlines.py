@@ -15,7 +15,7 @@ SCOPES = ("fail_after", "move_on_after", "fail_at", "move_on_at")
 # Limits that are not the table's, each with its reason. Shielded clean-up needs no entry: it runs
 # when the table's limit has passed already, and must still end.
 OWN_LIMITS: dict[str, str] = {
-    "node.client.generate": "a long text takes long; it is this computer's own daemon",
+    "node.client._stream": "a long text takes long; it is this computer's own daemon",
     "node.sidecar.link.run": "a moment for the last words of a child that has ended already",
     "protocol.core.discovery._rest": "between two limits of the table; the event is its own",
     "protocol.core.handing_on._offer": "a measured time between two limits of the table",
