@@ -174,8 +174,8 @@ def _deletion_verdict(none: Line) -> list[str]:
         )
         made.append(
             f"- {name} must each cost at least {LEAST_COST} nats when passed by, or the arms "
-            f"cannot differ: the least is {before:.3f} before the first failure, {end:.3f} at the end"
-            f"{'' if min(before, end) >= LEAST_COST else ' (NOT enough everywhere)'}."
+            f"cannot differ: the least is {before:.3f} before the first failure, {end:.3f} at "
+            f"the end{'' if min(before, end) >= LEAST_COST else ' (NOT enough everywhere)'}."
         )
     moves = [
         abs(later[1] - earlier[1])

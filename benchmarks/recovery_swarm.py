@@ -29,7 +29,7 @@ from protocol.recovery import (
 from stages import Corpus, TorchBlockStage, TorchEdgeStage, make_tokenizer
 from stages.initialisation import fill_initial
 from stages.layout import stage_layout
-from stages.recovery import check_alike, merge, read_weights
+from stages.recovery import Fetched, read_weights, rebuilt_weights
 
 STAGES, WIDTH, CONTEXT, ROWS, QUOTA = 6, 32, 24, 16, 2
 LEARNING_RATE, WARMUP_STEPS = 1e-2, 20
@@ -163,14 +163,14 @@ class Swarm:
 
     def flat(self, stage: int) -> torch.Tensor:
         """The weights of a stage in a row, as whoever fetches its state gets them."""
-        return self._fetched(stage)[0]
+        return self.fetched(stage).weights
 
-    def _fetched(self, stage: int) -> tuple[torch.Tensor, float | None]:
+    def fetched(self, stage: int) -> Fetched:
+        """What somebody who rebuilds a stage reads of another one."""
         view = self.everyone[stage].view_state()
         assert view is not None
         _, digest, pieces = view
-        _, course, weights = read_weights(self.manifest, stage, digest, pieces)
-        return weights, course.gradient_norm if course else None
+        return read_weights(self.manifest, stage, digest, pieces)
 
 
 Rebuild = Callable[[Swarm, int, int], None]
@@ -182,15 +182,15 @@ def rebuild_by_plan(swarm: Swarm, stage: int, _number: int) -> None:
     living = {k: [Holding(f"node-{k}", () if k == stage else (step,))] for k in swarm.blocks}
     chosen = plan(Situation(recovery, swarm.manifest.num_stages, living), stage)
     if isinstance(chosen, Average):
-        for source in (chosen.below, chosen.above):
-            check_alike(swarm.manifest, stage, source)
-        (below, norm_below), (above, norm_above) = map(swarm._fetched, (chosen.below, chosen.above))
-        weights = merge(below, above, weight_above(norm_below, norm_above, recovery.omega_mode))
+        sources = [swarm.fetched(chosen.below), swarm.fetched(chosen.above)]
     elif isinstance(chosen, CopyTwin):
-        weights = swarm.flat(chosen.twin)
+        sources = [swarm.fetched(chosen.twin)]
     else:
         assert isinstance(chosen, Refuse), chosen
         raise ValueError(chosen.reason)
+    norms = [source.gradient_norm for source in sources]
+    share = weight_above(norms[0], norms[-1], recovery.omega_mode)
+    weights = rebuilt_weights(swarm.manifest, stage, sources, share)
     swarm.blocks[stage].rebuild(weights, step, recovery.lr_scale)
 
 

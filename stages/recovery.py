@@ -11,14 +11,15 @@ the same states come to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
 import torch
 
 from protocol.errors import NonFinite, StateMismatch
 from protocol.manifest import Manifest
-from stages.snapshot import Course, SnapshotFormat, snapshot_format
+from stages.snapshot import SnapshotFormat, snapshot_format
 
 Tensor = torch.Tensor
 _MOST_HEAD_BYTES = 2**26  # more than the names of any stage take
@@ -55,6 +56,16 @@ def merge(below_N: Tensor, above_N: Tensor, weight_above: float) -> Tensor:
     return torch.where(below_N == above_N, below_N, mixed_N)
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """What is needed of another stage's state: flat weights [n], and what tells their weight."""
+
+    stage: int
+    step: int
+    gradient_norm: float | None
+    weights: Tensor
+
+
 class WeightReader:
     """Takes a state's canonical bytes piece by piece and keeps the weights alone.
 
@@ -70,7 +81,7 @@ class WeightReader:
         self._num_bytes = 0
         self._num_weight_bytes = 4 * self._form.layout.num_elements
         self._weights = torch.empty(self._form.layout.num_elements)
-        self._decoded: tuple[int, SnapshotFormat] | None = None
+        self._decoded: tuple[int, SnapshotFormat] | None = None  # step, and the course
 
     def feed(self, piece: Tensor) -> None:
         """Take the next bytes (uint8); raise StateMismatch if they begin no state of the stage."""
@@ -89,14 +100,15 @@ class WeightReader:
             if rest:
                 self._keep(torch.frombuffer(rest, dtype=torch.uint8))
 
-    def finish(self) -> tuple[int, Course | None, Tensor]:
-        """Return step, course and the flat weights; raise StateMismatch unless all has come."""
+    def finish(self) -> Fetched:
+        """Return what was read; raise StateMismatch unless all has come and has the digest."""
         if self._decoded is None or self._hash.hexdigest() != self._digest:
             raise StateMismatch(f"the state of stage {self._form.stage} is not {self._digest}")
         if self._num_bytes != self._form.num_data_bytes:
             raise StateMismatch(f"the state holds {self._num_bytes} bytes of numbers")
         step, form = self._decoded
-        return step, form.course, self._weights
+        norm = form.course.gradient_norm if form.course else None
+        return Fetched(form.stage, step, norm, self._weights)
 
     def _keep(self, piece: Tensor) -> None:
         room = self._weights.view(torch.uint8)[self._num_bytes : self._num_weight_bytes]
@@ -105,12 +117,24 @@ class WeightReader:
         self._num_bytes += len(piece)
 
 
-def read_weights(
-    manifest: Manifest, stage: int, digest: str, pieces: Iterable[Tensor]
-) -> tuple[int, Course | None, Tensor]:
-    """Return step, course and flat weights of a state whose bytes come in pieces."""
+def read_weights(manifest: Manifest, stage: int, digest: str, pieces: Iterable[Tensor]) -> Fetched:
+    """Return what is needed of a state whose bytes come in pieces."""
     reader = WeightReader(manifest, stage, digest)
     for piece in pieces:
         reader.feed(piece)
     return reader.finish()
 
+
+def rebuilt_weights(
+    manifest: Manifest, stage: int, sources: Sequence[Fetched], weight_above: float = 0.5
+) -> Tensor:
+    """Return the flat weights of a stage from its twin's, or from both neighbours', lower first.
+
+    Raises StateMismatch if the sources have other layers or are not of one step, NonFinite if
+    they are not finite.
+    """
+    for source in sources:
+        check_alike(manifest, stage, source.stage)
+    if len({source.step for source in sources}) != 1:
+        raise StateMismatch(f"stage {stage} cannot be rebuilt from states of different steps")
+    return merge(sources[0].weights, sources[-1].weights, weight_above)

@@ -14,7 +14,7 @@ from protocol.errors import NonFinite, StateMismatch
 from protocol.manifest import learning_rate
 from protocol.recovery import stage_order
 from stages import TorchBlockStage
-from stages.recovery import check_alike, merge, read_weights
+from stages.recovery import check_alike, merge, read_weights, rebuilt_weights
 from stages.snapshot import Course
 
 CHECKFREE = {"method": "checkfree"}
@@ -103,7 +103,7 @@ def test_a_stage_with_other_layers_is_refused():
 
 def test_a_state_is_weights_in_fp32_and_nothing_else_that_could_be_mixed():
     stage = TorchBlockStage(MANIFEST, 2)
-    _, _, weights = fetched(stage)
+    weights = fetched(stage).weights
     assert weights.dtype == torch.float32
     assert len(weights) == sum(w.numel() for w in stage.named_weights().values())
     assert all("proj" in name for name in stage.named_weights())  # no rotary table, no mask
@@ -116,11 +116,13 @@ def test_a_state_is_weights_in_fp32_and_nothing_else_that_could_be_mixed():
 def test_weights_are_read_from_any_pieces(size):
     stage = train(TorchBlockStage(MANIFEST, 2))
     encoded = stage.export_state()
-    step, course, weights = read_weights(
-        MANIFEST, 2, stage.digest, torch.split(encoded[:], size) if size > 1 else [encoded]
+    pieces = torch.split(encoded, size) if size > 1 else [encoded]
+    read = read_weights(MANIFEST, 2, stage.digest, pieces)
+    assert (read.stage, read.step) == (2, 3)
+    assert read.gradient_norm == stage.course.gradient_norm
+    assert torch.equal(
+        read.weights, torch.cat([w.flatten() for w in stage.named_weights().values()])
     )
-    assert (step, course) == (3, stage.course)
-    assert torch.equal(weights, torch.cat([w.flatten() for w in stage.named_weights().values()]))
 
 
 def test_a_state_with_wrong_bytes_is_refused():
@@ -134,6 +136,14 @@ def test_a_state_with_wrong_bytes_is_refused():
         read_weights(MANIFEST, 2, stage.digest, [torch.full((9,), 255, dtype=torch.uint8)])
 
 
+def test_a_twin_is_copied_and_neighbours_of_two_steps_are_not_mixed():
+    below, above = (train(TorchBlockStage(MANIFEST, k), count=k) for k in (1, 3))
+    twin = fetched(below)
+    assert torch.equal(bits(rebuilt_weights(MANIFEST, 2, [twin], 0.3)), bits(twin.weights))
+    with pytest.raises(StateMismatch, match="different steps"):
+        rebuilt_weights(MANIFEST, 2, [twin, fetched(above)], 0.3)
+
+
 # --- the rebuilt stage -----------------------------------------------------------------------
 
 
@@ -141,7 +151,7 @@ def rebuilt_from_neighbours(manifest=MANIFEST, times=1):
     below, above = (train(TorchBlockStage(manifest, k), seed=k) for k in (1, 3))
     stage = train(TorchBlockStage(manifest, 2), seed=9)
     for _ in range(times):
-        weights = merge(fetched(below, manifest)[2], fetched(above, manifest)[2], 0.25)
+        weights = merge(fetched(below, manifest).weights, fetched(above, manifest).weights, 0.25)
         stage.rebuild(weights, below.step, manifest.recovery.lr_scale)
     return stage, weights
 
@@ -165,7 +175,7 @@ def test_the_learning_rate_is_scaled_once_however_often_a_stage_is_rebuilt():
         # The schedule goes by the swarm's step, the moments by their own age.
         optimiser.param_groups[0]["lr"] = 1.1 * learning_rate(MANIFEST.training, 3 + number)
         optimiser.step()
-        torch.testing.assert_close(fetched(stage)[2], parameter.data, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(fetched(stage).weights, parameter.data, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_rebuilt_state_remembers_travels_and_counts():
@@ -190,7 +200,7 @@ def test_the_norm_belongs_to_the_state_and_not_to_the_one_in_preparation():
     assert stage.course == before
     assert stage.digest == digest
     _, prepared, pieces = stage.view_state(is_prepared=True)
-    assert read_weights(MANIFEST, 2, prepared, pieces)[1].gradient_norm > before.gradient_norm
+    assert read_weights(MANIFEST, 2, prepared, pieces).gradient_norm > before.gradient_norm
     stage.abandon()
     assert train(stage, 1, seed=5).course.gradient_norm != before.gradient_norm
 
@@ -199,7 +209,7 @@ def test_others_optimisers_stay_as_they_were():
     below, above = (train(TorchBlockStage(MANIFEST, k), seed=k) for k in (1, 3))
     digests = below.digest, above.digest
     rebuilt_from_neighbours()
-    merge(fetched(below)[2], fetched(above)[2], 0.5)
+    merge(fetched(below).weights, fetched(above).weights, 0.5)
     assert (below.digest, above.digest) == digests
 
 
