@@ -32,7 +32,7 @@ _COMMENTS = {
     "warmup_steps": "steps until the learning rate is at its peak",
     "final_fraction": "share of the peak learning rate at the end",
     "validation_fraction": "share of the documents that is held out",
-    "method": 'a stage without any holder: "none" waits for one; see docs/recovery.md for the others',
+    "method": 'when a stage has no holder left: "none" waits for one; see docs/recovery.md',
     "omega_mode": 'how its neighbours count when it is rebuilt: "sq", "l2", "uniform"',
     "lr_scale": "a rebuilt stage's learning rate, by the others'",
     "share_ends": "holders beside stage 0 keep a copy of it; they can then read the text",
