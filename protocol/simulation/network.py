@@ -242,10 +242,10 @@ class VirtualNetwork:
         late_s = link.latency_s + sender.extra_delay_s + self._rng.random() * link.jitter_s
         while self._rng.random() < link.loss:
             late_s += self._retransmission_s(sender, receiver)
-        first_s = now + late_s
+        # From now on and not from its arrival: who is late must not hold up what others send.
         down_s = route / receiver.place.down_bytes_s
-        down = self._occupy(("down", ends[1], ends[1], frame.lane), first_s, down_s)
-        return max(max(up, across) + late_s, down)
+        down = self._occupy(("down", ends[1], ends[1], frame.lane), now, down_s)
+        return max(up, across, down) + late_s
 
     def _occupy(self, what: tuple[str, PeerId, PeerId, Lane], from_s: float, for_s: float) -> float:
         end_s = max(from_s, self._busy_until.get(what, 0.0)) + for_s
