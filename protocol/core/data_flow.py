@@ -17,7 +17,7 @@ from protocol.core.context import Context
 from protocol.core.flow import RETRY_PAUSE_S, Flow
 from protocol.core.forward_only import ForwardOnly
 from protocol.core.handing_on import HandingOn
-from protocol.core.passage import Path, about, branch_losers
+from protocol.core.passage import Path, about, branch_losers, is_whole
 from protocol.core.sending_back import SendingBack
 from protocol.core.signal import Signal
 from protocol.errors import NonFinite, ProtocolViolation
@@ -152,9 +152,8 @@ class DataFlow:
             Entry(slot=flow.id.slot, attempt=flow.id.attempt, path=flow.path, loss=flow.loss)
         )
         flow.commit = message = about(Commit, flow.id, path=flow.path)
-        peers = (*flow.path, *branch_losers(flow, flow.path))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ctx.send_all, self._holders() if flow.num_losses else peers, message)
+            nursery.start_soon(ctx.send_all, self._audience(flow), message)
             await ctx.compute("commit", lambda: ctx.state.commit(flow.id, ctx.group_of(flow.id)))
         ctx.observer.count("microbatches_committed", stage="0")
         ctx.observer.count("tokens", self.tokens_per_microbatch)
@@ -170,10 +169,15 @@ class DataFlow:
         """Release a try at every holder that may have seen it."""
         ctx = self._ctx
         await ctx.compute("commit", lambda: ctx.state.discard(flow.id))
-        is_everywhere = flow.failure or flow.num_losses
-        peers = self._holders() if is_everywhere else (*flow.path, *branch_losers(flow, flow.path))
+        peers = self._holders() if flow.failure else self._audience(flow)
         await ctx.send_all(peers, about(Release, flow.id))
         self._flows.pop(flow.id, None)
+
+    def _audience(self, flow: Flow) -> tuple[PeerId, ...]:
+        """Who may have seen it: its path, or anybody if a hop was lost on the way."""
+        if flow.has_branches:
+            return self._holders()
+        return (*flow.path, *branch_losers(flow, flow.path))
 
     def _holders(self) -> tuple[PeerId, ...]:
         return tuple(peer for stage in self.decision.roster[1:] for peer in stage)
@@ -185,27 +189,44 @@ class DataFlow:
         message, sender = envelope.message, envelope.sender
         assert isinstance(message, Forward)
         flow = self._flows.get(message.work)
-        if flow is None or not envelope.tensors or not self._is_whole(message.path, sender, -1):
+        if (
+            flow is None
+            or not envelope.tensors
+            or not is_whole(message.path, self.decision, sender, -1)
+        ):
             return
         if flow.is_ended:
             await self._tell_loser(flow, sender)
             return
         self._back.on_source(flow, message, sender)
         flow.path = message.path if flow.source == sender else flow.path
+        flow.has_branches |= message.is_repair or flow.is_repair
         if flow.home.is_set():
             if message.is_repair and flow.gradient is not None:
                 await self._send_back(flow)
             return
         self._came_home(flow)
+        async with trio.open_nursery() as nursery:
+            if flow.has_branches:
+                nursery.start_soon(self._say_home, flow)
+            await self._go_on(flow, envelope)
+
+    async def _go_on(self, flow: Flow, envelope: Envelope) -> None:
         proceed = self._end_forward_only if flow.purpose == "eval" else self._turn_round
         try:
             await proceed(flow, envelope.tensors[0])
         except (NonFinite, ProtocolViolation) as error:
-            self._refuse(flow, error, sender)
+            self._refuse(flow, error, envelope.sender)
+
+    async def _say_home(self, flow: Flow) -> None:
+        """The other branches race in vain from now on: nobody need compute any more for them."""
+        others = set(self._holders()) - set(flow.path)
+        await self._ctx.send_all(sorted(others), about(Computed, flow.id, stage=0))
 
     def _came_home(self, flow: Flow) -> None:
         times = self._ctx.times
         flow.home.set()
+        self._ahead.on_home(flow, flow.path[0])
         if not flow.is_repair and flow.next is not None:
             times.came_home(trio.current_time() - flow.offered_at[flow.next])
         flow.prolong(times.flow_limit_s())
@@ -233,15 +254,6 @@ class DataFlow:
         if lost is not None:
             before = (self._ctx.me, *flow.sources[lost])[-2]
             await self._resume(flow, self._ctx.num_stages, lost, before, ())
-
-    def _is_whole(self, path: Path, sender: PeerId, end: int) -> bool:
-        """Whether a path has a holder of every stage, and its sender at one end (0 or -1)."""
-        roster = self.decision.roster
-        return (
-            len(path) == self._ctx.num_stages
-            and path[end] == sender
-            and all(peer in roster[k + 1] for k, peer in enumerate(path))
-        )
 
     async def _end_forward_only(self, flow: Flow, h_BTW: Tensor) -> None:
         ctx = self._ctx
@@ -271,7 +283,7 @@ class DataFlow:
             flow.purpose == "train"
             and not flow.is_back
             and sender in flow.offered_at
-            and self._is_whole(message.path, sender, 0)
+            and is_whole(message.path, self.decision, sender, 0)
         )
 
     async def _end(self, flow: Flow, envelope: Envelope) -> None:
@@ -348,7 +360,7 @@ class DataFlow:
         """The holder ``before`` the lost one goes on from what it keeps, along ``route``."""
         if flow.is_ended or flow.is_back or self.decision.stage_of(before) != stage - 1:
             return
-        flow.num_losses += 1
+        flow.has_branches = True
         flow.prolong(self._ctx.times.flow_limit_s())
         if before != self._ctx.me:
             message = about(Resume, flow.id, stage=stage, peer=peer, route=route)

@@ -23,7 +23,7 @@ class Flow(Passage):
     path: Path = ()
     loss: float = math.nan
     failure: str | None = None
-    num_losses: int = 0
+    has_branches: bool = False
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     latest_at: float = math.inf
     home: trio.Event = field(default_factory=trio.Event)

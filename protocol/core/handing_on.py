@@ -75,12 +75,12 @@ class HandingOn:
             await self._bring_home(passage, peer)
             return
         is_sent = False
-        with trio.move_on_after(self._ctx.times.hop_limit_s(peer, "forward")):
+        with trio.move_on_after(self._ctx.times.hop_limit_s(peer, "forward")) as limit:
             is_sent = await self._send(passage, peer)
             if is_sent:
                 await passage.news.until(lambda: self._is_answered(passage, peer))
         if not passage.is_ended and not passage.taken:
-            self._pass_by(passage, peer, is_sent=is_sent)
+            self._pass_by(passage, peer, is_refused=not is_sent and not limit.cancelled_caught)
 
     def _is_answered(self, passage: Passage, peer: PeerId) -> bool:
         return bool(
@@ -111,13 +111,13 @@ class HandingOn:
             ctx.times.delivered(peer, trio.current_time() - started)
         return is_sent
 
-    def _pass_by(self, passage: Passage, peer: PeerId, *, is_sent: bool) -> None:
+    def _pass_by(self, passage: Passage, peer: PeerId, *, is_refused: bool) -> None:
         """Another one is to have it: the peer is full, gone, or silent for too long."""
         passage.avoid.add(peer)
         if peer in passage.busy:
             self.uncount(passage, peer, is_fault=False)
             return
-        if not is_sent and peer not in passage.lost:
+        if is_refused and peer not in passage.lost:
             self.uncount(passage, peer, is_fault=True)
             return
         if peer not in passage.lost:
@@ -134,6 +134,11 @@ class HandingOn:
             seconds = trio.current_time() - passage.offered_at[peer]
             self._ctx.times.answered(peer, "forward", seconds)
         self._believe(passage, peer)
+
+    def on_home(self, passage: Passage, peer: PeerId) -> None:
+        """What came through all stages came through a next hop, also one that said nothing yet."""
+        if peer in passage.offered_at:
+            self._believe(passage, peer)
 
     def on_gradient(self, passage: Passage, peer: PeerId) -> None:
         """The best sign of life."""

@@ -47,7 +47,7 @@ class HolderFlow:
         self._ledger = ledger
         self.decision = decision
         self._works: dict[WorkId, Passage] = {}
-        self._released = Released()
+        self._released, self._home = Released(), Released()
         self._ahead = HandingOn(ctx, decision)
         self._back = SendingBack(ctx, decision)
         self.sums = Sums(ctx, ledger)
@@ -69,6 +69,8 @@ class HolderFlow:
         known = self._works.get(message.work)
         if known is not None:
             await self._recognise(known, message, sender)
+        elif message.work in self._home and not message.is_repair:
+            await self._ctx.try_send(sender, about(Computed, message.work, stage=self._ctx.stage))
         elif not self._knows_both(message, sender) or not self._has_room_for(message):
             await self._ctx.try_send(sender, about(Busy, message.work, stage=self._ctx.stage))
         else:
@@ -174,11 +176,16 @@ class HolderFlow:
         await self._hand_on_or_fail(work)
 
     async def on_computed(self, message: Computed, sender: PeerId) -> None:
-        """A neighbour on the path lives and has done its part."""
+        """A neighbour on the path lives and has done its part.
+
+        The data node, if another branch came home.
+        """
         work = self._works.get(message.work)
-        if work is None:
+        if sender == message.data_node and message.stage == 0:
+            self._home.add(message.work)
+        elif work is None:
             return
-        if message.is_backward:
+        elif message.is_backward:
             self._back.on_computed(work, sender)
         else:
             self._ahead.on_computed(work, sender)

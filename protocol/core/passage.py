@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from protocol.core.signal import Signal
 from protocol.keys import PeerId
-from protocol.messages import Commit, FlowMessage, Purpose, WorkId
+from protocol.messages import Commit, Decision, FlowMessage, Purpose, WorkId
 from protocol.ports import Tensor
 
 OFFER_PAUSE_S = 0.05
@@ -74,6 +74,16 @@ class Passage:
 def branch_losers(passage: Passage, path: Path) -> tuple[PeerId, ...]:
     """Holders that worked at a try and are not on the path that counts."""
     return tuple(sorted(passage.contacts - {*path, passage.id.data_node}))
+
+
+def is_whole(path: Path, decision: Decision, sender: PeerId, end: int) -> bool:
+    """Whether a path has a holder of every stage, and its sender at one end (0 or -1)."""
+    stages = decision.roster[1:]
+    return (
+        len(path) == len(stages)
+        and path[end] == sender
+        and all(peer in holders for peer, holders in zip(path, stages, strict=True))
+    )
 
 
 def about(kind: type[M], work: WorkId, **fields: Any) -> M:

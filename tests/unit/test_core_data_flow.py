@@ -15,6 +15,7 @@ from protocol.core.forward_only import ForwardOnly
 from protocol.messages import (
     Backward,
     Commit,
+    Computed,
     Failed,
     Forward,
     HopLost,
@@ -228,6 +229,37 @@ async def test_a_holder_before_the_lost_one_is_told_where_to_resume(
     await node.flow.on_hop_lost(lost, hop)
     (resume,) = node.bench.network.of(Resume, hop)
     assert (resume.stage, resume.peer, resume.route) == (2, Z, ())
+
+
+async def test_who_races_in_vain_is_told_so_when_another_branch_came_home(
+    autojump_clock, node: DataNode
+) -> None:
+    """Also to those that no branch has reached yet, and who counts in the end to all."""
+    node.bench.network.silent = {X, Y}
+    first = await node.drive()
+    await trio.sleep(node.bench.ctx.deadlines.hop_s)
+    await node.next_forward(1)
+    slow, replacement = node.hops()
+    home = node.last_hop(first, (replacement, Z))
+    node.start(node.flow.on_forward, home)
+    await trio.sleep(2)
+    told = {p for p, m, _ in node.bench.network.sent if isinstance(m, Computed)}
+    assert told == {slow, V}
+    assert {m.stage for m in node.bench.network.of(Computed)} == {0}
+    await node.flow.on_backward(node.gradient(first))
+    await trio.sleep(5)
+    assert {p for p, m, _ in node.bench.network.sent if isinstance(m, Commit)} == {X, Y, Z, V}
+
+
+async def test_nobody_suspects_the_first_hop_once_the_activation_is_home(
+    autojump_clock, node: DataNode
+) -> None:
+    node.bench.network.silent = {X, Y}
+    first = await node.drive()
+    node.start(node.flow.on_forward, node.last_hop(first))
+    await trio.sleep(node.bench.ctx.deadlines.hop_s + 1)
+    assert len(node.hops()) == 1
+    assert node.bench.network.of(Computed) == []
 
 
 @pytest.mark.parametrize(("sender", "before"), [(STRANGER, STRANGER), (Z, X), (X, Y), (ME, X)])

@@ -372,3 +372,29 @@ async def test_forward_only_work_takes_no_memory_when_it_is_over(
         await holder.flow.on_release(only)
     assert holder.flow._works == {}
     assert holder.bench.is_clean
+
+
+async def test_a_branch_that_comes_after_another_came_home_is_not_computed(
+    autojump_clock, holder: Holder
+) -> None:
+    """Whoever sent it is told what it waits for; a repair that the data node wants is computed."""
+    home = Computed(**work()._asdict(), stage=0)
+    await holder.flow.on_computed(home, E)
+    assert work() not in holder.flow._home
+    await holder.flow.on_computed(home, D)
+    await holder.offer(forward(work(), 1))
+    assert holder.flow.num_open == 0
+    assert holder.bench.network.of(Computed, D) == [Computed(**work()._asdict(), stage=1)]
+    assert holder.bench.network.of(Forward) == []
+    await holder.offer(forward(work(), 1, is_repair=True))
+    assert holder.flow.num_open == 1
+    assert len(holder.bench.network.of(Forward)) == 1
+
+
+async def test_a_data_node_cannot_fill_the_memory_with_what_came_home(
+    autojump_clock, holder: Holder
+) -> None:
+    for attempt in range(MOST_REMEMBERED + 10):
+        home = Computed(**work(attempt=attempt)._asdict(), stage=0)
+        await holder.flow.on_computed(home, D)
+    assert len(holder.flow._home) == MOST_REMEMBERED
