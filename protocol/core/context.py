@@ -12,6 +12,7 @@ import trio
 from protocol.averaging import Averager, OrderedAverager
 from protocol.core.journal import Journal
 from protocol.core.reply_times import ReplyTimes
+from protocol.core.signal import Signal
 from protocol.deadlines import Deadlines
 from protocol.errors import PeerError
 from protocol.keys import NodeKey, PeerId
@@ -79,6 +80,7 @@ class Context:
     capacity: int
     loopback: Callable[[Message], None]
     keep_prepared: Callable[[Decision], Awaitable[None]] = _keep_nothing
+    window_changed: Signal = field(default_factory=Signal)
     times: ReplyTimes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from protocol.core.handing_on import HandingOn
 from protocol.core.passage import Path, about, branch_losers, is_whole
 from protocol.core.sending_back import SendingBack
 from protocol.core.signal import Signal
+from protocol.core.window import Window
 from protocol.errors import NonFinite, ProtocolViolation
 from protocol.keys import PeerId
 from protocol.messages import (
@@ -42,7 +43,6 @@ from protocol.messages import (
     WorkId,
 )
 from protocol.ports import Envelope, JobKind, Tensor
-from protocol.routing import fair_share
 from protocol.step.decision import sign_close
 from protocol.step.ledger import StepLedger
 
@@ -74,7 +74,7 @@ class DataFlow:
             await self.forward_only.validate_if_due()
             await self._shares_changed.until(lambda: bool(self._my_slots()))
         slots = self._my_slots()
-        room = trio.Semaphore(self.window())
+        room = Window(self.window, self._ctx.window_changed)
         async with trio.open_nursery() as nursery:
             for slot in slots:
                 await room.acquire()
@@ -90,16 +90,14 @@ class DataFlow:
 
     def window(self) -> int:
         """Microbatches in flight: as many as flows."""
-        wanted = fair_share(self.decision, self._ctx.capacity)
-        return self._ctx.router.window(wanted, trio.current_time())
+        return self._ctx.router.window(self.decision, trio.current_time())
 
-    async def _bring_home(self, slot: int, room: trio.Semaphore) -> None:
+    async def _bring_home(self, slot: int, room: Window) -> None:
         ctx = self._ctx
         while True:
             flow = self.new_flow(slot, "train")
             if await self.attempt(flow):
-                await self._commit(flow)
-                room.release()
+                await self._commit(flow, room)
                 return
             ctx.observer.count("microbatches_reissued")
             ctx.observer.event("microbatch_reissued", slot=slot, cause=flow.failure)
@@ -141,7 +139,7 @@ class DataFlow:
         """Run a job of a try, or none if the try was given up before the job's turn came."""
         return await self._ctx.compute(kind, lambda: None if flow.is_ended else job())
 
-    async def _commit(self, flow: Flow) -> None:
+    async def _commit(self, flow: Flow, room: Window) -> None:
         """The data node's word: this try counts. Said to the path at once; the close repeats it.
 
         If a hop was lost, branches of it may be anywhere.
@@ -155,6 +153,7 @@ class DataFlow:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ctx.send_all, self._audience(flow), message)
             await ctx.compute("commit", lambda: ctx.state.commit(flow.id, ctx.group_of(flow.id)))
+            room.release()
         ctx.observer.count("microbatches_committed", stage="0")
         ctx.observer.count("tokens", self.tokens_per_microbatch)
         await ctx.faults.reach("after_commit", flow.id.step)

@@ -82,6 +82,11 @@ class Discovery:
         await self._looked.until(lambda: self._num_ended >= wanted)
         return self._is_readable
 
+    def room_of(self, peer: PeerId) -> int | None:
+        """The flows that a holder says it can carry."""
+        record = self.known.get(peer)
+        return record.capacity if record is not None and record.stage > 0 else None
+
     def hear_of(self, peers: Iterable[PeerId]) -> None:
         """Look soon if one of these peers' records is not known yet."""
         if any(p not in self.known and p != self._key.peer_id for p in peers):

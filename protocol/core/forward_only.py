@@ -9,6 +9,7 @@ import trio
 
 from protocol.core.context import Context
 from protocol.core.flow import VALIDATION_SLOTS
+from protocol.core.window import Window
 
 if TYPE_CHECKING:
     from protocol.core.data_flow import DataFlow
@@ -29,7 +30,7 @@ class ForwardOnly:
         if not is_due or self.validation_loss is not None:
             return
         losses: list[float] = []
-        room = trio.Semaphore(self._flows.window())
+        room = Window(self._flows.window, self._ctx.window_changed)
         async with trio.open_nursery() as nursery:
             for index in range(data.eval_microbatches):
                 await room.acquire()
@@ -38,7 +39,7 @@ class ForwardOnly:
             self.validation_loss = math.fsum(losses) / len(losses)
             self._ctx.observer.gauge("validation_loss", self.validation_loss)
 
-    async def _validate_one(self, index: int, losses: list[float], room: trio.Semaphore) -> None:
+    async def _validate_one(self, index: int, losses: list[float], room: Window) -> None:
         ctx = self._ctx
         flow = self._flows.new_flow(VALIDATION_SLOTS + index, "eval")
         flow.output = await ctx.compute("embed", lambda: ctx.edge.embed_validation(flow.id, index))

@@ -74,7 +74,9 @@ class NodeCore:
         self.swarm = manifest.swarm_id
         self.discovery = Discovery(key, manifest, network, ports.registry, observer, settings)
         self._postbox = Postbox(network, observer)
-        self.routing = routing_of(key.peer_id, manifest, ports, settings, self._postbox.post)
+        self.routing = routing_of(
+            key.peer_id, manifest, ports, settings, self._postbox.post, self.discovery.room_of
+        )
         self.leading: Leading | None = None
         if key.peer_id in manifest.authorities:
             self.leading = Leading(
@@ -314,7 +316,7 @@ class NodeCore:
             runner=self._runner, router=self.routing.router, averager=self._averager,
             deadlines=self._settings.deadlines, observer=self._observer, faults=self._faults,
             journal=self._journal, rng=self._ports.rng, stage=stage, state=state,
-            capacity=self._settings.capacity_at(stage),
+            capacity=self._settings.capacity_at(stage), window_changed=self.routing.window_changed,
             loopback=lambda m: self._for_authority(m, self._key.peer_id),
         )  # fmt: skip
         holding = Holding(

@@ -13,6 +13,7 @@ import trio
 
 from protocol.core.context import NodePorts
 from protocol.core.settings import NodeSettings
+from protocol.core.signal import Signal
 from protocol.keys import PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decision, Message
@@ -36,6 +37,9 @@ class Routing:
         self._post, self._observer, self._cpu_clock = post, observer, cpu_clock
         self._told: Counter[str] = Counter()
         self._changed_at: float | None = None
+        self._decision: Decision | None = None
+        self._window = 0
+        self.window_changed = Signal()
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -43,6 +47,7 @@ class Routing:
             await trio.sleep(self.router.settings.tick_s)
             self._act(self.router.tick)
             self._measure()
+            self._look_at_window()
 
     def serve(self, stage: int, num_stages: int, capacity: int) -> None:
         """This node has a stage now."""
@@ -50,7 +55,9 @@ class Routing:
 
     def on_decision(self, decision: Decision) -> None:
         """A new roster."""
+        self._decision = decision
         self._act(lambda now: self.router.on_decision(decision, now))
+        self._look_at_window()
 
     def on_message(self, message: Message, sender: PeerId) -> None:
         """Another node's router says something."""
@@ -71,6 +78,14 @@ class Routing:
         for send in sends:
             self._post((send.peer,), send.message)
 
+    def _look_at_window(self) -> None:
+        """A data node that waits for a place looks again when there may be more of them."""
+        if self._decision is not None:
+            window = self.router.window(self._decision, trio.current_time())
+            if window != self._window:
+                self._window = window
+                self.window_changed.notify()
+
     def _measure(self) -> None:
         router, report = self.router, self.router.report
         self._observer.gauge("flows", len(report.inflows), direction="in")
@@ -86,16 +101,22 @@ class Routing:
 
 
 def routing_of(
-    me: PeerId, manifest: Manifest, ports: NodePorts, settings: NodeSettings, post: Post
+    me: PeerId,
+    manifest: Manifest,
+    ports: NodePorts,
+    settings: NodeSettings,
+    post: Post,
+    room_of: Callable[[PeerId], int | None],
 ) -> Routing:
-    """The router of a node, whose costs are what its ports measure."""
+    """The router of a node: costs are what its ports measure, ``room_of`` what holders say."""
     costs = MeasuredCosts(
         boundary_bytes(manifest), ports.network.rtt_s, ports.network.bandwidths,
         lambda: _means_s(ports.runner),
     )  # fmt: skip
     router = FlowRouter(
-        me, costs=costs, rtt_s=ports.network.rtt_s, rng=ports.rng, settings=settings.routing
-    )
+        me, costs=costs, rtt_s=ports.network.rtt_s, rng=ports.rng, settings=settings.routing,
+        room_of=room_of,
+    )  # fmt: skip
     return Routing(router, post, ports.observer, settings.cpu_clock)
 
 

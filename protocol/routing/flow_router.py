@@ -49,10 +49,11 @@ class FlowRouter:
         rtt_s: Callable[[PeerId], float | None],
         rng: random.Random,
         settings: RoutingSettings | None = None,
+        room_of: Callable[[PeerId], int | None] = lambda _: None,
     ) -> None:
         self._me, self._costs, self._rng = me, costs, rng
         self.settings = settings or RoutingSettings()
-        self._loads = LoadAwareRouter(rtt_s)
+        self._loads, self._room_of = LoadAwareRouter(rtt_s), room_of
         self._node: FlowNode | None = None
         self._capacity = 0
         self._is_draining = False
@@ -132,8 +133,9 @@ class FlowRouter:
         if self._in_flight[data_node, peer] > 0:
             self._in_flight[data_node, peer] -= 1
 
-    def window(self, wanted: int, now: float) -> int:
-        """One microbatch for each flow, once the flows have formed; ``wanted`` until then."""
+    def window(self, decision: Decision, now: float) -> int:
+        """One microbatch for each flow, once the flows have formed; as many as wanted till then."""
+        wanted = self._wanted(decision)
         if self._node is None or not (flows := len(self._node.outflows)):
             return wanted
         changed_at = self._node.last_change[0] if self._node.last_change else now
@@ -201,8 +203,13 @@ class FlowRouter:
             self._peers = peers
             sends += node.set_peers(peers, now)
         if self._me in decision.data_nodes and not self._is_draining:
-            sends += node.set_demand(fair_share(decision, self._capacity), now)
+            sends += node.set_demand(self._wanted(decision), now)
         return sends
+
+    def _wanted(self, decision: Decision) -> int:
+        """Flows to want: by what holders said they carry; others count as if like this node."""
+        usual = max(1, self._capacity - 1)
+        return fair_share(decision, lambda peer: self._room_of(peer) or usual)
 
     def _present(self, decision: Decision, now: float) -> dict[PeerId, int]:
         if self._me not in decision.members:
@@ -228,7 +235,7 @@ class FlowRouter:
         return FlowReport(self._node.inflows, outflows, mean_s, self._node.last_change)
 
 
-def fair_share(decision: Decision, capacity: int) -> int:
-    """What the smallest stage has room for if all are like this node, shared by the data nodes."""
-    holders = min(len(holders) for holders in decision.roster[1:])
-    return max(1, holders * max(1, capacity - 1) // len(decision.data_nodes))
+def fair_share(decision: Decision, room_of: Callable[[PeerId], int]) -> int:
+    """What the narrowest stage has room for, shared by the data nodes."""
+    narrowest = min(sum(map(room_of, holders)) for holders in decision.roster[1:])
+    return max(1, narrowest // len(decision.data_nodes))

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from protocol.keys import PeerId
+from protocol.messages import Decision
 
 
 class Router(Protocol):
@@ -41,6 +42,6 @@ class Router(Protocol):
         """It will not come back; ``is_fault`` if the peer is to blame."""
         ...
 
-    def window(self, wanted: int, now: float) -> int:
-        """How many microbatches a data node keeps in flight; ``wanted``: if all were alike."""
+    def window(self, decision: Decision, now: float) -> int:
+        """How many microbatches a data node keeps in flight."""
         ...

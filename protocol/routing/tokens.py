@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from protocol.keys import PeerId
 from protocol.messages.routing import (
+    MAX_HOPS,
     Change,
     FlowRelease,
     TokenAsk,
@@ -84,6 +85,8 @@ class Tokens:
     def launch(self, cycle: Cycle, limit_s: float, why: str) -> None:
         """Ask everyone whom ``cycle`` touches; this node too."""
         ctx = self._ctx
+        if not 0 < len(cycle.changes) <= MAX_HOPS:
+            return  # by what others told of their flows: no change at all, or too large a one
         token = ctx.rng.randrange(1, 2**53)
         peers = {c[1] for c in cycle.changes} | {c[2] for c in cycle.changes}
         led = Led(token, cycle.changes, peers, limit_s, ctx.tick, why)

@@ -90,10 +90,10 @@ def test_who_leaves_hands_its_flows_over_before_it_goes() -> None:
                 report = core.routing.router.report
                 flows[index].append(len(report.outflows if index == DATA else report.inflows))
 
-    # the data node wants less than stage 1 could carry without the one that leaves
+    # stage 2 carries less than stage 1 could without the one that leaves
     simulation = Simulation(
         signed,
-        (NodePlan(0, capacity=4), *plans_of(0, 2, 3, capacity=8)),
+        (*plans_of(1, 1, 3, capacity=8), NodePlan(2, capacity=10)),
         build=build,
         stages=partial(toy_stage, signed.manifest),
         costs={**FREE, "forward": 1.0, "backward": 2.0},

@@ -51,10 +51,14 @@ class FixedFlows:
         return []
 
 
-def router_of(**units: int) -> tuple[FlowRouter, FixedFlows]:
+def router_of(
+    *, rooms: dict[PeerId, int] | None = None, **units: int
+) -> tuple[FlowRouter, FixedFlows]:
     names = {"a": A, "b": B, "c": C}
     costs = MeasuredCosts(1000, lambda _: None, lambda _: (None, None), lambda: (None, None))
-    router = FlowRouter(D, costs=costs, rtt_s=lambda _: None, rng=random.Random(0))
+    router = FlowRouter(
+        D, costs=costs, rtt_s=lambda _: None, rng=random.Random(0), room_of=(rooms or {}).get
+    )
     router.serve(0, 1, 8, 0.0)
     flows = FixedFlows(Counter({names[n]: num for n, num in units.items()}))
     router._node = flows
@@ -123,10 +127,31 @@ def test_a_slow_holder_gets_no_more_work_than_without_flows() -> None:
 
 def test_the_window_is_the_flows_once_they_have_formed() -> None:
     router, flows = router_of(a=2, b=2)
-    assert router.window(14, 1.0) == 14
-    assert router.window(14, module.FORMING_S + 1) == 4
-    assert router.window(3, 1.0) == 4
-    assert flows.demand == fair_share(decision_of([(D,), HOLDERS]), 8) == 21
+    decision = decision_of([(D,), HOLDERS])
+    assert router.window(decision, 1.0) == flows.demand == 21
+    assert router.window(decision, module.FORMING_S + 1) == 4
+    one = decision_of([(D,), (A,)])
+    assert router.window(one, 1.0) == 7
+    router._capacity = 4
+    assert router.window(one, 1.0) == 4  # all that it wants, and one more
+
+
+def test_demand_follows_what_holders_say_that_they_carry() -> None:
+    rooms = {A: 2, B: 3}
+    router, flows = router_of(rooms=rooms, a=2)
+    decision = decision_of([(D,), HOLDERS])
+    assert flows.demand == router.window(decision, 1.0) == 2 + 3 + 7
+    rooms[C] = 20
+    assert router.window(decision, 1.0) == 25
+    router.tick(2.0)
+    assert flows.demand == 25
+
+
+def test_the_narrowest_stage_counts_and_data_nodes_share_it() -> None:
+    rooms = {A: 9, B: 4, C: 4}
+    assert fair_share(decision_of([(D,), (A,), (B, C)]), rooms.__getitem__) == 8
+    assert fair_share(decision_of([(D, X), (A,), (B, C)]), rooms.__getitem__) == 4
+    assert fair_share(decision_of([(D, X), (A,), (B,)]), {A: 1, B: 1}.__getitem__) == 1
 
 
 def test_flows_go_round_who_is_gone_and_strangers_are_not_heard() -> None:
