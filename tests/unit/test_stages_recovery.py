@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,10 @@ def test_a_state_with_wrong_bytes_is_refused():
     for change in (lambda b: b[:-4], lambda b: torch.cat([b, b[:4]]), lambda b: b ^ (b == b[-1])):
         with pytest.raises(StateMismatch):
             read_weights(MANIFEST, 2, stage.digest, [change(stage.export_state())])
+    longer = torch.cat([stage.export_state(), torch.zeros(4, dtype=torch.uint8)])
+    for foreign in (stage.export_state()[:-4], longer):
+        with pytest.raises(StateMismatch, match="bytes of numbers"):
+            read_weights(MANIFEST, 2, sha256(foreign.numpy().data).hexdigest(), [foreign])
     with pytest.raises(StateMismatch):
         read_weights(MANIFEST, 3, stage.digest, [stage.export_state()])
     with pytest.raises(StateMismatch, match="claims"):
