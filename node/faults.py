@@ -19,7 +19,7 @@ POINTS = frozenset(
     {
         "before_step", "after_forward", "before_backward", "after_input_gradient", "after_commit",
         "before_close", "in_reconcile", "in_reduce", "after_prepared", "before_apply",
-        "after_apply", "in_state_transfer",
+        "after_apply", "in_state_transfer", "in_rebuild",
     }
 )  # fmt: skip
 

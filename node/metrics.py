@@ -64,6 +64,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter(
         "microbatches_recomputed", "microbatches", "Microbatches computed again after a loss."
     ),
+    _counter("stages_rebuilt", "stages", "Times this node made a lost stage out of others."),
     _counter("tokens", "tokens", "Tokens of committed microbatches."),
     _counter("seconds", "seconds", "Time spent in each phase of the step.", "phase"),
     _counter("bytes", "bytes", "Bytes of frames on the data plane.", "kind", "direction"),

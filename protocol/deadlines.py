@@ -64,6 +64,7 @@ class Deadlines(BaseModel):
     step_stall_s: PositiveFloat = 120.0
     state_wait_s: PositiveFloat = 600.0
     admission_hold_s: PositiveFloat = 60.0
+    rebuild_wait_s: PositiveFloat = 5.0
     leadership_s: PositiveFloat = 10.0
     drain_s: PositiveFloat = 25.0
     pin_silence_s: PositiveFloat = 30.0

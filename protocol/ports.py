@@ -231,6 +231,23 @@ class StageState(Protocol):
         """Keep the state at ``step``, or its weights alone; None if it is not there any more."""
         ...
 
+    def weights_of(self, stage: int, digest: str, data: Tensor) -> tuple[Tensor, float | None]:
+        """Return the flat weights in another stage's canonical bytes, and its gradient norm.
+
+        The norm is that of the step that made the state, before clipping; None if it is unknown.
+        Raises StateMismatch if the bytes do not have this digest or do not fit this stage.
+        """
+        ...
+
+    def rebuild_from(
+        self, below: Tensor, above: Tensor, weight_above: float, *, step: int, lr_scale: float
+    ) -> None:
+        """Make the weighted mean of two other stages' weights the state at ``step``.
+
+        The optimiser is fresh and the learning rate scaled; the same bits on every computer.
+        """
+        ...
+
 
 class BlockStage(StageState, Protocol):
     """Stages 1..S: a run of transformer blocks."""

@@ -24,6 +24,7 @@ from stages.initialisation import fill_initial
 from stages.layout import Layout, initial_head, stage_layout
 from stages.optimiser import clip_factor, make_optimiser, norm_of, optimise
 from stages.pins import PinnedState
+from stages.recovery import check_alike, merge, read_weights
 from stages.snapshot import Course, SnapshotFormat, snapshot_format
 
 Tensor = torch.Tensor
@@ -82,6 +83,7 @@ class TorchStageState(ABC):
         self.stage = stage
         self.gradient_norm = 0.0  # of the last prepared step, before clipping
         self.update_norm = 0.0  # of the last prepared change of the weights
+        self._manifest = manifest
         self._model = manifest.model
         self._training = training
         self._wire_dtype = _WIRE_DTYPES[manifest.pipeline.wire_dtype]
@@ -252,6 +254,21 @@ class TorchStageState(ABC):
         data[0].copy_(weights)
         data[1:].zero_()
         self._replace(step, Course(fresh_at=step, lr_scale=lr_scale))
+
+    def weights_of(self, stage: int, digest: str, data: Tensor) -> tuple[Tensor, float | None]:
+        """Return the flat weights in another stage's canonical bytes, and its gradient norm.
+
+        Raises StateMismatch if the bytes do not have this digest, or are of another shape.
+        """
+        check_alike(self._manifest, self.stage, stage)
+        read = read_weights(self._manifest, stage, digest, [data])
+        return read.weights, read.gradient_norm
+
+    def rebuild_from(
+        self, below: Tensor, above: Tensor, weight_above: float, *, step: int, lr_scale: float
+    ) -> None:
+        """Begin at ``step`` with the weighted mean of two other stages' flat weights."""
+        self.rebuild(merge(below, above, weight_above), step, lr_scale)
 
     def move_to(self, step: int) -> None:
         """Take this state, older than the others', for that of ``step``; moments stay as they are.

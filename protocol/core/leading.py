@@ -88,11 +88,14 @@ class Leading:
         """See whether a stage keeps the step from ending: whoever is present is told."""
         rules = self.membership
         deserted, stateless = rules.deserted_stages(now), rules.stateless_stages(now)
+        rebuilders = rules.rebuilders(now)
         self.pause = None
         if deserted or stateless:
             assert rules.current is not None
-            step = rules.current.step
-            self.pause = Paused(step=step, deserted=deserted, stateless=stateless)
+            self.pause = Paused(
+                step=rules.current.step, deserted=deserted, stateless=stateless,
+                rebuilders=rebuilders,
+            )  # fmt: skip
 
     # --- what happened ---------------------------------------------------------------------
 

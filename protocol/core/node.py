@@ -144,7 +144,7 @@ class NodeCore:
     async def save(self) -> None:
         """The node is being stopped: write its states to disk."""
         if self._holding is not None:
-            await self._holding.keeper.save_all()
+            await self._holding.save()
 
     async def wait_until_done(self) -> None:
         """Return when the training has ended and this node holds the last state."""
@@ -220,6 +220,8 @@ class NodeCore:
         if isinstance(message, Assign):
             return self.placement.on_assign(message.stage)
         self.pausing.hear(message)
+        if self.placement.heed(message) and self.member is not None:
+            self.member.end()
         return self._leave_step()
 
     def _leave_step(self) -> None:
@@ -270,6 +272,7 @@ class NodeCore:
             return
         tell_if_back(self._observer, self.decision, decision)
         self.decision = decision
+        self.placement.end_call()
         self._journal.decided(decision)
         self.pausing.end()
         self.routing.on_decision(decision)
@@ -280,7 +283,7 @@ class NodeCore:
         if member is not None and not (self._is_member() and decision.work == member.decision.work):
             member.end()
         if self._holding is not None:
-            self._holding.keeper.on_state(decision)
+            self._holding.on_decision(decision)
         self._changed.notify()
 
     async def _live(self) -> None:
@@ -295,7 +298,7 @@ class NodeCore:
             holding = self._holding
             if holding and (stage := placement.goes_to(holding.ctx.stage)):
                 await self._take_stage(stage)
-            elif holding and self.decision and not holding.has_state_of(self.decision):
+            elif holding and self.decision and not holding.has_some_state_of(self.decision):
                 await self._take_state()
             elif self._is_member() and not self._is_barred():
                 await self._work()
@@ -388,7 +391,7 @@ class NodeCore:
     async def _take_state(self) -> None:
         """Get the decided state; what came early belongs to a step that passes meanwhile."""
         assert self._holding and self.decision
-        await self._holding.take_state(self.decision, self._begin_fetch)
+        await self._holding.take_state(self.decision, self._begin_fetch, self.placement.lost)
         self._presence_due.notify()
 
     def _begin_fetch(self) -> None:
@@ -397,4 +400,5 @@ class NodeCore:
 
     def _wants_state(self, decision: Decision) -> bool:
         is_current = self.decision is not None and self.decision.step == decision.step
-        return is_current and not self._may_leave()
+        is_asked = self._holding is not None and self._holding.is_rebuilding
+        return is_current and is_asked == self.placement.is_called and not self._may_leave()

@@ -32,7 +32,7 @@ from protocol.joining import (
 )
 from protocol.keys import PeerId
 from protocol.manifest import Manifest
-from protocol.messages import Decision
+from protocol.messages import Decision, Paused
 from protocol.records import Claim
 from protocol.routing import FlowReport
 
@@ -77,6 +77,8 @@ class Placement:
         self.reason = "" if settings.stage is None else "its owner asked for it"
         self.asks_stage = False
         self.moves_to: int | None = None
+        self.is_bound = settings.stage is not None
+        self.lost: tuple[int, ...] = ()
 
     async def run(self) -> None:
         """Find a stage, then watch whether another one needs this node more."""
@@ -161,6 +163,8 @@ class Placement:
 
     async def _reconsider(self) -> None:
         """Claim a stage that needs this node much more, and ask to be let go at the next step."""
+        if self.is_called:
+            return
         if self.moves_to is not None:
             self._renew()
             return
@@ -220,9 +224,36 @@ class Placement:
 
     def goes_to(self, held: int) -> int | None:
         """The stage that this node is to serve now instead of the one it holds, if any."""
+        if self.is_called and self.stage != held:
+            return self.stage
         if self._situation().is_member or not (self._is_let_go() or self.stage != held):
             return None
         return self.stage
+
+    @property
+    def is_called(self) -> bool:
+        """Whether an authority has this node rebuild its stage."""
+        return bool(self.lost)
+
+    def heed(self, word: Paused) -> bool:
+        """An authority may name this node to rebuild a stage; return whether it does so."""
+        decision, _, is_draining = self._situation()
+        stage = next((r.stage for r in word.rebuilders if r.peer == self._me), None)
+        is_current = decision is not None and decision.step == word.step
+        if stage is None or not is_current or is_draining or not self._may_serve(stage):
+            return False
+        self.lost, self.moves_to = word.deserted, None
+        if stage != self.stage:
+            self._discovery.put_claim(None)
+            self._go(stage, "its last holder was lost, and an authority asked to rebuild it")
+        return True
+
+    def _may_serve(self, stage: int) -> bool:
+        return stage in self._flows and not (self.is_bound and stage != self.stage)
+
+    def end_call(self) -> None:
+        """A decision came: whoever calls knows what it says."""
+        self.lost = ()
 
     def _is_let_go(self) -> bool:
         """Whether a step opened without this node as it asked, and its stage has others enough."""

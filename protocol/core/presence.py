@@ -35,4 +35,6 @@ def presence_of(
         moves_to=-1 if placement.moves_to is None else placement.moves_to,
         lacks=holding.lacks if holding else None,
         kept=holding.keeper.kept()[:MOST_KEPT] if holding and is_paused else (),
+        is_bound=placement.is_bound,
+        is_rebuilt=holding is not None and holding.is_rebuilt,
     )

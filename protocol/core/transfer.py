@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import torch
 import trio
@@ -139,7 +140,7 @@ class _Draft:
 
 
 class Joiner:
-    """Fetches the state of this node's stage from its holders."""
+    """Fetches the state of this node's stage, or of another one, from its holders."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -163,25 +164,40 @@ class Joiner:
 
         What has come so far stays for the next try at the same state.
         """
-        ctx = self._ctx
-        donors = [p for p in decision.roster[ctx.stage] if p != ctx.me]
-        ctx.rng.shuffle(donors)
-        donors.sort(key=self._distance)  # stable: equals stay shuffled
-        if not donors:
-            raise PeerGone(f"no other holder of stage {ctx.stage} to fetch the state from")
-        digest = decision.digests[ctx.stage]
-        if self._draft.digest != digest:
-            self._draft = _Draft(digest)
-        await self._fill(self._draft, decision.step, donors)
+        ctx, digest = self._ctx, decision.digests[self._ctx.stage]
+        data, givers = await self._whole(decision, ctx.stage)
         await ctx.faults.reach("in_state_transfer", decision.step)
-        draft, self._draft = self._draft, _Draft()
-        data = torch.cat([c.reshape(-1).view(torch.uint8) for c in draft.chunks])
         try:
             await ctx.compute("state", lambda: ctx.state.import_state(data, digest))
         except StateMismatch as error:
-            self._on_mismatch(draft.givers, error)
+            self._on_mismatch(givers, error)
             raise ProtocolViolation("a holder sent a state with another digest") from error
         self._takes_all_from_one = False
+
+    async def fetch_of(self, decision: Decision, stage: int) -> Tensor:
+        """Return the decided state of another stage [bytes] uint8; raises what ``fetch`` does."""
+        data, givers = await self._whole(decision, stage)
+        digest = await self._ctx.compute("state", lambda: sha256(data.numpy().data).hexdigest())
+        if digest != decision.digests[stage]:
+            error = StateMismatch(f"the state of stage {stage} does not have the decided digest")
+            self._on_mismatch(givers, error)
+            raise ProtocolViolation("a holder sent a state with another digest") from error
+        self._takes_all_from_one = False
+        return data
+
+    async def _whole(self, decision: Decision, stage: int) -> tuple[Tensor, set[PeerId]]:
+        """Return the bytes of a stage's state, unchecked, and who gave them."""
+        digest = decision.digests[stage]
+        donors = [p for p in decision.roster[stage] if p != self._ctx.me]
+        self._ctx.rng.shuffle(donors)
+        donors.sort(key=self._distance)  # stable: equals stay shuffled
+        if not donors:
+            raise PeerGone(f"no other holder of stage {stage} to fetch the state from")
+        if self._draft.digest != digest:
+            self._draft = _Draft(digest)
+        await self._fill(self._draft, FetchState(step=decision.step, stage=stage, chunk=0), donors)
+        draft, self._draft = self._draft, _Draft()
+        return torch.cat([c.reshape(-1).view(torch.uint8) for c in draft.chunks]), draft.givers
 
     def _on_mismatch(self, givers: set[PeerId], error: StateMismatch) -> None:
         """Who gave all of it is a liar. Among several nobody knows, so next time one gives all."""
@@ -199,7 +215,7 @@ class Joiner:
         rtt_s = self._ctx.network.rtt_s(donor)
         return self._strikes[donor], math.inf if rtt_s is None else rtt_s
 
-    async def _fill(self, draft: _Draft, step: int, donors: Sequence[PeerId]) -> None:
+    async def _fill(self, draft: _Draft, first: FetchState, donors: Sequence[PeerId]) -> None:
         """Chunk after chunk; a donor that fails or is busy is replaced at the same offset."""
         remaining, num_busy = list(donors), 0
         while not draft.is_whole:
@@ -209,7 +225,8 @@ class Joiner:
                 await trio.sleep(BUSY_PAUSE_S * (1 + self._ctx.rng.random()))
                 num_busy = 0
             donor = remaining[0]
-            answer, tensor = await self._try(donor, step, len(draft.chunks))
+            message = first.model_copy(update={"chunk": len(draft.chunks)})
+            answer, tensor = await self._try(donor, message)
             if answer is not None and answer.is_busy:
                 num_busy += 1
                 remaining.append(remaining.pop(0))
@@ -229,18 +246,17 @@ class Joiner:
         draft.givers.add(donor)
 
     async def _try(
-        self, donor: PeerId, step: int, chunk: int
+        self, donor: PeerId, message: FetchState
     ) -> tuple[StateChunk | None, Tensor | None]:
         try:
-            return await self._ask(donor, step, chunk)
+            return await self._ask(donor, message)
         except PeerError as error:
             self._ctx.observer.count("errors", code=error.code)
             return None, None
 
-    async def _ask(self, donor: PeerId, step: int, chunk: int) -> tuple[StateChunk, Tensor | None]:
+    async def _ask(self, donor: PeerId, message: FetchState) -> tuple[StateChunk, Tensor | None]:
         ctx = self._ctx
-        message = FetchState(step=step, stage=ctx.stage, chunk=chunk)
-        self._asked, self._answer = (donor, step, chunk), None
+        self._asked, self._answer = (donor, message.step, message.chunk), None
         try:
             await ctx.network.send(donor, message)
             with trio.move_on_after(ctx.deadlines.request_s):
@@ -248,5 +264,5 @@ class Joiner:
         finally:
             answer, self._asked, self._answer = self._answer, None, None
         if answer is None:
-            raise PeerTimeout(f"{donor} did not send chunk {chunk} of its state")
+            raise PeerTimeout(f"{donor} did not send chunk {message.chunk} of its state")
         return answer

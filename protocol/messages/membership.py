@@ -30,6 +30,8 @@ class Presence(Message):
     ``moves_to``: a member that would serve another stage from the next step on, -1 for none.
     ``lacks``: the decided state that it sought on its disk and has not. While the swarm is paused
     ``kept`` names decided states of its stage that it has there, (step, digest), the newest first.
+    ``is_bound``: its owner named its stage, so it serves no other one.
+    ``is_rebuilt``: ``digest`` is that of a state which it rebuilt because nobody has it any more.
     """
 
     kind: Literal["presence"] = "presence"
@@ -44,6 +46,8 @@ class Presence(Message):
     moves_to: Annotated[int, Field(ge=-1, lt=4096)] = -1
     lacks: Digest | None = None
     kept: Annotated[tuple[tuple[Count, Digest], ...], Field(max_length=MOST_KEPT)] = ()
+    is_bound: bool = False
+    is_rebuilt: bool = False
 
 
 class Assign(Message):
@@ -53,16 +57,26 @@ class Assign(Message):
     stage: Stage
 
 
+class Rebuilder(BaseModel):
+    """The node that is to rebuild a stage whose last holder is gone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    stage: Stage
+    peer: Peer
+
+
 class Paused(Message):
     """Authority -> node, in answer to each Presence meanwhile: the step in flight cannot end.
 
     ``deserted`` stages have no living holder, ``stateless`` ones none with the state that the step
-    starts from. Who drains does not wait for the step.
+    starts from. Who drains does not wait for the step. ``rebuilders`` are to rebuild a deserted
+    stage, those among them that serve another one now too.
     """
 
     kind: Literal["paused"] = "paused"
     deserted: Annotated[tuple[Stage, ...], Field(max_length=4096)] = ()
     stateless: Annotated[tuple[Stage, ...], Field(max_length=4096)] = ()
+    rebuilders: Annotated[tuple[Rebuilder, ...], Field(max_length=4096)] = ()
 
 
 class Share(BaseModel):
@@ -81,8 +95,8 @@ class Decision(BaseModel):
     ``digests[k]`` is the state of stage k at the start of ``step``, so opening step s+1 is also
     the word that applies step s. ``is_final`` ends the training: nothing is drawn any more.
     ``begun`` is the term under which work last began anew, 0 if it never did: what was done before
-    is void, because a data node that nobody can replace lost its part of the step, or because the
-    swarm went back to an older step.
+    is void, because a data node that nobody can replace lost its part of the step, because a stage
+    was rebuilt, or because the swarm went back to an older step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -90,6 +90,15 @@ class CountedCache:
         self.num_tokens += num_tokens
 
 
+def rebuilt_state(
+    stage: int, step: int, below_P: Tensor, above_P: Tensor, weight_above: float
+) -> CountedState:
+    """Return the weighted mean of two stages' weights as the state at ``step``, momentum zero."""
+    weights_P = below_P + weight_above * (above_P - below_P)
+    chain = sha256(f"stage {stage} rebuilt at {step}".encode()).digest()
+    return CountedState(step, chain, weights_P, torch.zeros_like(weights_P))
+
+
 def first_state(stage: int, weights_P: Tensor) -> CountedState:
     """Return the state at step 0."""
     chain = sha256(f"shoal simulation stage {stage}".encode()).digest()
@@ -195,6 +204,21 @@ class CountedStage:
     def abandon(self) -> None:
         """Drop the prepared state."""
         self._prepared = None
+
+    def weights_of(self, stage: int, digest: str, data: Tensor) -> tuple[Tensor, float | None]:
+        """Return the weights [P] in a state's bytes; nothing is known of its gradient."""
+        raw = data.numpy().tobytes()
+        if sha256(raw).hexdigest() != digest:
+            raise StateMismatch(f"the bytes of stage {stage} are not those of {digest[:12]}")
+        return CountedState.from_bytes(raw).weights_P, None
+
+    def rebuild_from(
+        self, below: Tensor, above: Tensor, weight_above: float, *, step: int, lr_scale: float
+    ) -> None:
+        """Take over a mean of other stages' weights [P] as the state at ``step``."""
+        self.reset()
+        self._state, self.counts = rebuilt_state(self.stage, step, below, above, weight_above), ()
+        self._digest = self._state.digest()
 
     def reset(self) -> None:
         """Drop gradients, what backward needs, and the prepared state."""

@@ -21,8 +21,8 @@ POINTS: tuple[str, ...] = (
     "after_forward", "after_input_gradient", "after_commit", "before_close", "in_reconcile",
     "in_reduce", "after_prepared", "before_apply", "after_apply", "in_state_transfer",
 )  # fmt: skip
-# Points of a microbatch that random scripts leave to the tests of repair on the path.
-PATH_POINTS: tuple[str, ...] = ("before_backward",)
+# Points that random scripts leave to the tests of the repair that they belong to.
+PATH_POINTS: tuple[str, ...] = ("before_backward", "in_rebuild")
 
 
 @dataclass(frozen=True, slots=True)

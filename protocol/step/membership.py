@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from protocol.deadlines import Deadlines
 from protocol.keys import PeerId
 from protocol.manifest import Manifest
-from protocol.messages import Decision, Prepared, Presence, Share, Suspect
+from protocol.messages import Decision, Prepared, Presence, Rebuilder, Suspect
+from protocol.step.admission_hold import AdmissionHold
 from protocol.step.candidate import Candidate
-from protocol.step.decision import commonest, share_slots
+from protocol.step.decision import commonest
+from protocol.step.drafts import anew, first_step, next_step, past_step, same_step
 from protocol.step.going_back import GoingBack
 from protocol.step.moves import next_roster
 from protocol.step.newcomers import Newcomers
 from protocol.step.pausing import StateWatch, lacking_state
+from protocol.step.rebuilding import Rebuilds, can_rebuild
 from protocol.step.restarts import Restart, after_restart
 from protocol.step.suspicion import Suspicions
 
-# After a hold that let nobody in there is none for this many limits: strangers may ask too.
-HOLD_REST = 10
 # Beyond these nobody unknown is noted: identities cost nothing.
 MOST_CANDIDATES = 2048
 
@@ -51,15 +52,18 @@ class Membership:
     late_since: float | None = None
     joiners_since: float | None = None
     watching_since: float = -math.inf
-    held_since: float | None = None
-    next_hold_at: float = -math.inf
     history: Callable[[], Iterable[Decision]] = tuple
+    hold: AdmissionHold = field(init=False)
     states: StateWatch = field(init=False)
+    rebuilds: Rebuilds = field(init=False)
     back: GoingBack = field(init=False)
 
     def __post_init__(self) -> None:
-        self.states = StateWatch(self.deadlines.session_silence_s)
-        self.back = GoingBack(self.history, self.deadlines.state_wait_s)
+        limits = self.deadlines
+        self.hold = AdmissionHold(limits.admission_hold_s)
+        self.states = StateWatch(limits.session_silence_s)
+        self.rebuilds = Rebuilds(limits.rebuild_wait_s, limits.request_s, limits.step_stall_s)
+        self.back = GoingBack(self.history, limits.state_wait_s)
 
     # --- what happened ---------------------------------------------------------------------
 
@@ -96,16 +100,15 @@ class Membership:
     def on_decided(self, decision: Decision) -> None:
         """A decision was chosen; what was counted for the last one is void."""
         if self.current is None or decision.step != self.current.step:
-            self.held_since = None
+            self.hold.step_opened()
         self.back.on_decided(self.current, decision)
         self.current = decision
         self.joiners_since = self.late_since = None
         self.prepared.clear()
         self.suspicions.clear()
         for peer in decision.members:
-            known = self.candidates.get(peer)
-            if known is not None and known.hold_until is not None:
-                known.hold_until, self.next_hold_at = None, -math.inf
+            if peer in self.candidates:
+                self.hold.let_in(self.candidates[peer])
 
     def assign(self, peer: PeerId, now: float) -> int:
         """Choose the stage with the fewest nodes for a newcomer that cannot choose itself.
@@ -142,6 +145,9 @@ class Membership:
         if leaving:
             self.newcomers.left_out(leaving, now)
             return self._reopen(remove=leaving, add={})
+        rebuilt = self._rebuilt(now)
+        if rebuilt is not None:
+            return rebuilt
         restart = self._restart(now)
         if restart is not None:
             self.newcomers.left_out(restart.replaced, now)
@@ -175,6 +181,17 @@ class Membership:
         lacking = lacking_state(self.current, self.candidates)
         return self.states.stages(self.current, self._gone_members(now), lacking, now)
 
+    def rebuilders(self, now: float) -> tuple[Rebuilder, ...]:
+        """Who is to rebuild the deserted stages; nobody unless each of them can be."""
+        if self.current is None:
+            return ()
+        deserted = self.deserted_stages(now)
+        lost = {*deserted, *self.stateless_stages(now)}
+        due = deserted if can_rebuild(self.manifest, self.current, lost) else ()
+        living = {peer for peer in self.candidates if self._lives(peer, now)}
+        self.rebuilds.look(self.current, self.candidates, living, due, now)
+        return self.rebuilds.named
+
     # --- rules -----------------------------------------------------------------------------
 
     def _lives(self, peer: PeerId, now: float) -> bool:
@@ -205,7 +222,7 @@ class Membership:
                 return None
             roster.append(holders)
             digests.append(digest)
-        return self._decision(0, roster, digests)
+        return first_step(self.swarm, self.ballot, self.manifest.training, roster, digests)
 
     def _least(self, stage: int) -> int:
         pipeline = self.manifest.pipeline
@@ -247,7 +264,8 @@ class Membership:
     def _lagging(self) -> set[PeerId]:
         """Members that know the current decision and do not hold the state it starts from."""
         assert self.current is not None
-        return self._removable(lacking_state(self.current, self.candidates))
+        lacking = lacking_state(self.current, self.candidates)
+        return self._removable(lacking - self.rebuilds.busy)
 
     def _odd_ones(self) -> set[PeerId]:
         """Members whose prepared digest is not the one that most of their stage agree on."""
@@ -303,18 +321,13 @@ class Membership:
     def _is_held(self, now: float) -> bool:
         """Whether a slow joiner is given time: ``admission_hold_s``, and no step more in all."""
         assert self.current is not None
-        limit, is_held = self.deadlines.admission_hold_s, False
-        if self.held_since is None and now < self.next_hold_at:
-            return False
-        for peer, known in self.candidates.items():
-            if not known.presence.wants_hold or peer in self.current.members:
-                continue
-            if known.hold_until is None:
-                known.hold_until = now + limit
-            is_held = is_held or (now < known.hold_until and self._lives(peer, now))
-        if is_held and self.held_since is None:
-            self.held_since, self.next_hold_at = now, now + HOLD_REST * limit
-        return is_held and self.held_since is not None and now - self.held_since < limit
+        members = self.current.members
+        asking = [
+            (known, self._lives(peer, now))
+            for peer, known in self.candidates.items()
+            if known.presence.wants_hold and peer not in members
+        ]
+        return self.hold.is_on(asking, now)
 
     def _all_prepared(self) -> bool:
         assert self.current is not None
@@ -322,17 +335,7 @@ class Membership:
 
     def _reopen(self, remove: set[PeerId], add: dict[PeerId, int]) -> Decision:
         assert self.current is not None
-        roster = [
-            tuple(sorted((set(holders) - remove) | {p for p, s in add.items() if s == stage}))
-            for stage, holders in enumerate(self.current.roster)
-        ]
-        shares = tuple(s for s in self.current.shares if s.data_node in roster[0])
-        if not any(s.slots for s in shares) and not self.current.is_final:
-            shares = share_slots(self.manifest.training.quota, roster[0])
-        return self._decision(
-            self.current.step, roster, self.current.digests,
-            shares=shares, is_final=self.current.is_final,
-        )  # fmt: skip
+        return same_step(self.current, self.ballot, self.manifest.training, remove, add)
 
     def _past(self, now: float) -> Decision | None:
         """An older step once more, if the swarm lost a state for good."""
@@ -343,7 +346,8 @@ class Membership:
         if found is None:
             return None
         past, roster = found
-        return _anew(self._decision(past.step, roster, past.digests))
+        training = self.manifest.training
+        return anew(past_step(self.current, self.ballot, past, roster), training)
 
     def _restart(self, now: float) -> Restart | None:
         assert self.current is not None
@@ -353,43 +357,24 @@ class Membership:
     def _reopen_after(self, restart: Restart) -> Decision:
         """The same step once more, under a new term; anew if a data node's part is lost."""
         decision = self._reopen(remove=set(restart.replaced), add={})
-        if not restart.begins_anew:
-            return decision
-        shares = share_slots(self.manifest.training.quota, decision.data_nodes)
-        return _anew(decision.model_copy(update={"shares": shares}))
+        return anew(decision, self.manifest.training) if restart.begins_anew else decision
+
+    def _rebuilt(self, now: float) -> Decision | None:
+        """The step begins anew with the rebuilt states, once there is one for each lost stage."""
+        assert self.current is not None
+        ready = self.rebuilds.ready(self.current, self.candidates)
+        if not ready or set(self.deserted_stages(now)) != ready.keys():
+            return None
+        holders = {peer: stage for stage, (peer, _) in ready.items()}
+        decision = self._reopen(self._gone_members(now) | holders.keys(), holders)
+        if not all(decision.roster):
+            return None
+        digests = {stage: digest for stage, (_, digest) in ready.items()}
+        return anew(decision, self.manifest.training, digests)
 
     def _next_step(self, now: float) -> Decision:
         assert self.current is not None
         living = {peer for peer in self.candidates if self._lives(peer, now)}
         roster = next_roster(self.current.roster, self.candidates, living)
-        digests = [self.prepared[holders[0]].digest for holders in roster]
-        step = self.current.step + 1
-        is_final = step >= self.manifest.training.steps
-        return self._decision(step, roster, digests, is_final=is_final)
-
-    def _decision(
-        self,
-        step: int,
-        roster: Sequence[tuple[PeerId, ...]],
-        digests: Sequence[str],
-        shares: tuple[Share, ...] | None = None,
-        is_final: bool = False,
-    ) -> Decision:
-        if shares is None:
-            shares = () if is_final else share_slots(self.manifest.training.quota, roster[0])
-        return Decision(
-            swarm=self.swarm,
-            step=step,
-            term=self.current.term + 1 if self.current else 1,
-            ballot=self.ballot,
-            roster=tuple(roster),
-            shares=shares,
-            digests=tuple(digests),
-            is_final=is_final,
-            begun=self.current.begun if self.current else 0,
-        )
-
-
-def _anew(decision: Decision) -> Decision:
-    """What was done before counts no more."""
-    return decision.model_copy(update={"begun": decision.term})
+        prepared = [self.prepared[holders[0]] for holders in roster]
+        return next_step(self.current, self.ballot, self.manifest.training, roster, prepared)

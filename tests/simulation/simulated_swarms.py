@@ -11,6 +11,7 @@ from protocol.manifest import (
     ModelSpec,
     OptimizerSpec,
     PipelineSpec,
+    RecoverySpec,
     SignedManifest,
     TrainingSpec,
     sign,
@@ -33,6 +34,7 @@ def manifest_of(
     model: ModelSpec | None = None,
     microbatch: int = 1,
     optimizer: Literal["sgd", "adamw"] = "sgd",
+    recovery: str = "none",
 ) -> SignedManifest:
     """A manifest whose organiser and authorities are the first nodes."""
     organiser = simulation_key(0)
@@ -54,6 +56,7 @@ def manifest_of(
             optimizer=OptimizerSpec(name=optimizer, learning_rate=LEARNING_RATE[optimizer]),
         ),
         data=DataSpec(eval_every=2, eval_microbatches=1),
+        recovery=RecoverySpec(method=recovery),
     )
     return sign(manifest, organiser)
 
@@ -70,7 +73,9 @@ def toy_swarm(
     data_nodes: int = 2, num_stages: int = 2, holders: int = 3, *, authorities: int = 1, **options
 ) -> Simulation:
     """Eight nodes by default, with the toy model."""
-    shape = {k: options.pop(k) for k in ("steps", "quota", "min_holders") if k in options}
+    shape = {
+        k: options.pop(k) for k in ("steps", "quota", "min_holders", "recovery") if k in options
+    }
     signed = manifest_of(num_stages=num_stages, authorities=authorities, **shape)
     plans = options.pop("plans", None) or plans_of(data_nodes, num_stages, holders)
     return Simulation(

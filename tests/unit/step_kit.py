@@ -12,6 +12,7 @@ from protocol.manifest import (
     ModelSpec,
     OptimizerSpec,
     PipelineSpec,
+    RecoverySpec,
     TrainingSpec,
 )
 from protocol.messages import Decision, Entry, Share
@@ -28,7 +29,13 @@ def digest_of(text: str) -> str:
 
 
 def manifest_of(
-    num_stages: int = 2, *, steps: int = 3, quota: int = 4, authorities: int = 1, **pipeline: int
+    num_stages: int = 2,
+    *,
+    steps: int = 3,
+    quota: int = 4,
+    authorities: int = 1,
+    recovery: str = "none",
+    **pipeline: int,
 ) -> Manifest:
     """A manifest whose authorities are the first keys."""
     return Manifest(
@@ -49,6 +56,7 @@ def manifest_of(
             steps=steps, quota=quota, microbatch=1, optimizer=OptimizerSpec(name="sgd")
         ),
         data=DataSpec(eval_every=0),
+        recovery=RecoverySpec(method=recovery),
     )
 
 

@@ -47,6 +47,7 @@ EXPOSED = {
     "shoal_rollbacks_total",
     "shoal_seconds_total",
     "shoal_sidecar_restarts_total",
+    "shoal_stages_rebuilt_total",
     "shoal_sidecar_up",
     "shoal_stage",
     "shoal_state_bytes",

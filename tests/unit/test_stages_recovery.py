@@ -295,3 +295,27 @@ def test_shared_embedding_and_head_are_the_same_to_the_bit():
     restored.import_state(copy, states[0].digest)
     for name, weight in states[0].named_weights().items():
         assert torch.equal(bits(weight), bits(restored.named_weights()[name]))
+
+
+# --- in a swarm ------------------------------------------------------------------------------
+
+
+def test_a_lost_stage_is_made_of_what_its_neighbours_sent():
+    blocks = [train(block, seed=10 * block.stage) for block in make_blocks(MANIFEST)]
+    below, lost, above = blocks[1], blocks[2], blocks[3]
+    parts = [lost.weights_of(b.stage, b.digest, b.export_state()) for b in (below, above)]
+    assert [norm for _, norm in parts] == [b.course.gradient_norm for b in (below, above)]
+    news = [TorchBlockStage(MANIFEST, 3) for _ in range(2)]
+    for new in news:
+        new.rebuild_from(parts[0][0], parts[1][0], 0.25, step=3, lr_scale=1.1)
+    assert news[0].digest == news[1].digest
+    names = zip(*(b.named_weights().values() for b in (below, above, news[0])), strict=True)
+    for a, b, mean in names:
+        assert torch.equal(mean, a + 0.25 * (b - a))
+    assert (news[0].step, news[0].course) == (3, Course(fresh_at=3, lr_scale=1.1))
+
+
+def test_bytes_of_another_digest_are_refused():
+    below, _, above = make_blocks(MANIFEST)[1:]
+    with pytest.raises(StateMismatch):
+        above.weights_of(below.stage, above.digest, below.export_state())

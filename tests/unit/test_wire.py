@@ -44,6 +44,7 @@ from protocol.messages import (
     Prepared,
     Presence,
     Promise,
+    Rebuilder,
     Redrive,
     ReducePart,
     ReduceResult,
@@ -102,7 +103,7 @@ SAMPLES: tuple[Message, ...] = (
     ReduceResult(step=3, term=1, stage=1, shard=0, num_microbatches=2),
     FetchState(step=3, stage=1, chunk=0),
     StateChunk(step=3, stage=1, chunk=0, num_chunks=1, digest=DIGEST),
-    Paused(step=3, deserted=(1,), stateless=(0, 2)),
+    Paused(step=3, deserted=(1,), stateless=(0, 2), rebuilders=(Rebuilder(stage=1, peer=A),)),
     AverageReport(step=3, term=1, stage=1, attempt=0, nonce=b"n" * 16, addresses=("/ip4",)),
     Computed(**FLOW, stage=1, is_backward=True),
     HopLost(**FLOW, stage=1, peer=B, before=A),
@@ -112,7 +113,7 @@ SAMPLES: tuple[Message, ...] = (
 )
 # crc32 of the bytes of each sample, without a tensor, with sequence 7 and ack 5
 GOLDEN: dict[str, str] = {
-    "presence": "4a54be8d",
+    "presence": "07e1ef09",
     "assign": "a699238d",
     "step_open": "fffdf826",
     "prepare": "e8c3a7c8",
@@ -137,7 +138,7 @@ GOLDEN: dict[str, str] = {
     "reduce_result": "167cf960",
     "fetch_state": "87f5a3be",
     "state_chunk": "aa5242bd",
-    "paused": "53eb34fc",
+    "paused": "970805a8",
     "average_report": "b623a191",
     "computed": "a41cd779",
     "hop_lost": "b54cb6b3",
