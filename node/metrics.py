@@ -96,6 +96,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("pins", "pins", "Steps whose weights this node keeps for who generates or exports."),
     _gauge("pinned_bytes", "bytes", "Memory that those, with their caches, may come to take."),
     _gauge("flows", "microbatches", "Units of flow that arrive here and leave.", "direction"),
+    _gauge("flows_wanted", "microbatches", "Units of flow that this data node wants; else 0."),
     _gauge("flow_cost_seconds", "seconds", "Mean cost of those flows to their data node."),
     _gauge("capacity_used", "ratio", "Share of the microbatches this node can keep at once."),
     _gauge("progress_age_seconds", "seconds", "Time since this node last finished some work."),

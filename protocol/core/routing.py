@@ -90,6 +90,7 @@ class Routing:
         router, report = self.router, self.router.report
         self._observer.gauge("flows", len(report.inflows), direction="in")
         self._observer.gauge("flows", len(report.outflows), direction="out")
+        self._observer.gauge("flows_wanted", router.demand)
         self._observer.gauge("flow_cost_seconds", report.cost_s or 0.0)
         for choice, num in (("flow", router.num_by_flow), ("beside", router.num_beside)):
             self._observer.count("hops", num - self._told[choice], choice=choice)

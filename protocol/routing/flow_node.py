@@ -235,6 +235,11 @@ class FlowNode:
         return tuple((self._seen_in(e), _seen_out(e.out)) for e in ins if e.out is not None)
 
     @property
+    def demand(self) -> int:
+        """How many flows it wants; 0 at a relay."""
+        return self._ctx.demand
+
+    @property
     def last_change(self) -> tuple[float, str] | None:
         """When its routes last changed, and why."""
         return self._ctx.last_change

@@ -225,6 +225,11 @@ class FlowRouter:
         return self._loads.is_barred(peer, now) and self._loads.num_faults(peer) >= MOST_FAULTS
 
     @property
+    def demand(self) -> int:
+        """How many flows this data node wants; 0 at a holder."""
+        return self._node.demand if self._node else 0
+
+    @property
     def report(self) -> FlowReport:
         """The flows through this node as they are now."""
         if self._node is None:

@@ -25,6 +25,7 @@ EXPOSED = {
     "shoal_capacity_used",
     "shoal_errors_total",
     "shoal_flow_cost_seconds",
+    "shoal_flows_wanted",
     "shoal_flows",
     "shoal_frames_total",
     "shoal_gradient_norm",
