@@ -184,10 +184,10 @@ class FileSnapshots:
     def _old(self, stage: int, num_kept: int) -> list[_File]:
         """Decided states that need not be kept, and prepared ones that came to nothing."""
         mine = [file for file in self._files.values() if file.stage == stage]
-        decided = self.decided(stage)
-        keep = to_keep(decided, num_kept, self._every)
-        last = decided[0][0] if decided else -1
-        return [f for f in mine if (f.digest not in keep if f.is_decided else f.step <= last)]
+        keep = to_keep(
+            [(f.step, f.digest, f.is_decided) for f in mine], num_kept=num_kept, every=self._every
+        )
+        return [file for file in mine if file.digest not in keep]
 
     def _remove(self, file: _File) -> None:
         with suppress(OSError):

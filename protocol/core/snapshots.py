@@ -10,14 +10,26 @@ import torch
 from protocol.ports import StateView, Tensor
 
 
-def to_keep(decided: Sequence[tuple[int, str]], num_kept: int, every: int) -> set[str]:
-    """The digests that stay, of states in the order in which they were written, the last first.
+def to_keep(written: Sequence[tuple[int, str, bool]], *, num_kept: int, every: int) -> set[str]:
+    """The digests that stay, of states (step, digest, is it decided) in the order of their writing.
 
-    They are the last one, and the last ``num_kept`` of the steps that all stages write: a node that
-    is alone in its stage writes others between them, which no other stage has.
+    They are the last decided one, and the last ``num_kept`` of the steps that all stages write: a
+    node that is alone in its stage writes others between them, which no other stage has. Of the
+    prepared ones those stay that may be decided on yet: they are of a later step than the last
+    decided one, or written after it, as the swarm may have gone back.
     """
+    decided = [(step, digest) for step, digest, is_decided in written if is_decided]
     shared = [digest for step, digest in decided if every and step % every == 0]
-    return {*shared[:num_kept], *(digest for _, digest in decided[:1])}
+    keep = set(shared[max(0, len(shared) - num_kept) :])
+    if not decided:
+        return {digest for _, digest, _ in written}
+    last_step, last = decided[-1]
+    is_after = False
+    for step, digest, is_decided in written:
+        if digest == last or (not is_decided and (step > last_step or is_after)):
+            keep.add(digest)
+        is_after = is_after or digest == last
+    return keep
 
 
 @dataclass
@@ -74,12 +86,8 @@ class MemorySnapshots:
         self.kept.pop(digest, None)
 
     def _prune(self) -> None:
+        keep: set[str] = set()
         for stage in {k.stage for k in self.kept.values()}:
-            decided = self.decided(stage)
-            keep = to_keep(decided, self.num_kept, self.every)
-            last = decided[0][0] if decided else -1
-            self.kept = {
-                digest: k
-                for digest, k in self.kept.items()
-                if k.stage != stage or (digest in keep if k.is_decided else k.step > last)
-            }
+            written = [(k.step, d, k.is_decided) for d, k in self.kept.items() if k.stage == stage]
+            keep |= to_keep(written, num_kept=self.num_kept, every=self.every)
+        self.kept = {digest: k for digest, k in self.kept.items() if digest in keep}

@@ -9,11 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from mounts import fill, make_read_only, mounted
 
 from cli.main import run
 from cli.recipe import Recipe
@@ -206,27 +205,6 @@ def test_memory(paths: StatePaths) -> None:
     assert re.search(r"--memory \d+MiB", error.hint)
 
 
-@contextmanager
-def mounted(folder: Path) -> Iterator[None]:
-    """A file system of 256 KiB on ``folder``; skip where none can be mounted."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "shoal-test", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting needs root")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "full").open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-
-
 def test_full_disk(paths: StatePaths, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     row = "the disk is full"
     with mounted(tmp_path / "disk"):
@@ -245,8 +223,7 @@ def test_read_only(paths: StatePaths, tmp_path: Path, capfd: pytest.CaptureFixtu
     with mounted(tmp_path / "disk"):
         state = tmp_path / "disk" / "state"
         shutil.copytree(paths.root, state)
-        remount = ["mount", "-o", "remount,ro", str(tmp_path / "disk")]
-        subprocess.run(remount, check=True, capture_output=True)
+        make_read_only(tmp_path / "disk")
         status = run(["swarm", "run", "--state", str(state)])
         expect_told(row, status, capfd.readouterr().err, "Read-only file system")
         expect(row, daemon(StatePaths(state)), "Read-only file system")

@@ -12,6 +12,7 @@ import pytest
 import torch
 import trio
 from core_kit import KEYS, PEERS, Bench, bench_of
+from stages_kit import make_blocks, make_manifest
 from step_kit import decision_of
 
 from node import snapshots as module
@@ -287,3 +288,43 @@ async def test_a_decided_state_is_taken_from_the_disk_by_its_digest(
     assert await after.keeper.load(digest)
     assert (after.bench.state.step, after.bench.state.digest) == (2, digest)
     assert not await after.keeper.load("0" * 64)
+
+
+async def test_a_snapshot_of_another_swarm_is_set_aside_and_an_older_one_taken(
+    make: Callable[[int], Kept], folder: Path
+) -> None:
+    kept = make(1)
+    mine, foreign = (make_blocks(make_manifest(training={"seed": seed}))[0] for seed in (1, 2))
+    kept.bench.ctx.state = mine
+    for step, stage in ((1, mine), (2, foreign)):
+        while stage.step < step:
+            stage.prepare(torch.ones(stage.num_gradients), 1)
+            stage.apply()
+        await kept.store.save(STAGE, stage.view_state(), is_decided=True)
+    kept.bench.ctx.state = again = make_blocks(make_manifest(training={"seed": 1}))[0]
+    await kept.keeper.load_newest()
+    assert (again.step, again.digest) == (1, mine.digest)
+    event = next(kept.bench.observer._trace.find("snapshot_damaged"))
+    assert "another swarm" in str(dict(event.details)["cause"])
+    assert steps_of(folder, ".damaged") == [2]
+
+
+async def test_what_all_stages_write_outlives_the_steps_that_one_writes_alone(
+    folder: Path,
+) -> None:
+    """A swarm goes back to a step that every stage has."""
+    store = FileSnapshots(folder, 2, every=4)
+    await save(store, *range(1, 14))
+    assert [step for step, _ in store.decided(STAGE)] == [13, 12, 8]
+    assert [step for step, _ in FileSnapshots(folder, 2, every=4).decided(STAGE)] == [13, 12, 8]
+
+
+async def test_after_going_back_the_older_step_is_the_last_one(folder: Path) -> None:
+    store = FileSnapshots(folder, 2, every=4)
+    await save(store, 4, 7, 8, 11)
+    await save(store, 5, is_decided=False)
+    await store.decide(view_of(5)[1])
+    for known in (store, FileSnapshots(folder, 2, every=4)):
+        assert newest(known) == view_of(5)[1]
+    await save(store, 6)
+    assert [step for step, _ in store.decided(STAGE)] == [6, 8, 4]
