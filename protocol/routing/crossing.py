@@ -9,11 +9,13 @@ crossed there:
     p_i -> p_i+1, q_i -> q_i+1    become    p_i -> q_i+1, q_i -> p_i+1
 
 Two crossings bring each flow back to its own data node, and nobody carries more than before. The
-two that lower the cost most become a token.
+two that lower the cost most become a token. While a temperature lasts, so do now and then the two
+that raise it least, by the Metropolis rule: this leads out of most dead ends.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -28,6 +30,8 @@ Legs = tuple[Leg, ...]
 Price = float | None  # None: one of the new links is unknown to who would use it
 Prices = tuple[tuple[Price, ...], ...]  # for each flow that is compared, of each leg
 WHY = "crossed a flow of another data node"
+_LEAST_S = 1e-7  # what differs by less is the same
+_MOST_S = 1e8  # far from what a message may carry
 _CHANGES_PER_LEG = 4  # each of two flows gives up one link and takes one
 
 
@@ -39,6 +43,7 @@ class Crossing:
         self._tokens = tokens
         self._noted: dict[int, Legs] = {}  # own flows, by their first edge
         self._met: tuple[Legs, ...] = ()  # what another data node told last
+        self._heat = ctx.settings.crossing_heat
 
     def tick(self) -> None:
         """Let walks go along some of this data node's flows; tell another data node some flows."""
@@ -46,6 +51,7 @@ class Crossing:
         others = sorted(p for p, stage in ctx.view.known.items() if stage == 0)
         if not ctx.is_data_node or not others:
             return
+        self._heat *= ctx.settings.crossing_cooling_per_tick
         for edge in ctx.table.outs.values():
             if ctx.rng.random() < ctx.settings.crossing_chance:
                 self._walk_on(edge, (), self._met, ((),) * len(self._met))
@@ -110,16 +116,25 @@ class Crossing:
         view = self._ctx.view
         if price is None or peer not in view.known or peer not in view.compute_of:
             return None
-        return price + self._ctx.link_s(peer)
+        price += self._ctx.link_s(peer)
+        return price if abs(price) < _MOST_S else None
 
     def _cross(self, walk: FlowWalk, prices: Prices) -> None:
-        ctx = self._ctx
-        found = min(self._pairs(prices), default=(0.0, 0, 0, 0))
-        if found[0] < -max(ctx.settings.epsilon, 1e-7) and self._tokens.is_idle():
-            delta, k, first, last = found
-            cycle = Cycle(delta, crossed(walk.met[k], walk.legs, first, last))
-            self._tokens.launch(cycle, -ctx.settings.epsilon, WHY)
-            self._met = ()  # what it says of this flow will be wrong, or is already
+        found = min(self._pairs(prices), default=None)
+        if found is None or not self._tokens.is_idle() or not self._takes(found[0], walk.legs):
+            return
+        delta, k, first, last = found
+        cycle = Cycle(delta, crossed(walk.met[k], walk.legs, first, last))
+        limit_s = -self._ctx.settings.epsilon if delta < 0 else delta + _LEAST_S
+        self._tokens.launch(cycle, limit_s, WHY)
+        self._met = ()  # what it says of this flow will be wrong, or is already
+
+    def _takes(self, delta: float, legs: Legs) -> bool:
+        """Whether to cross: if it raises the cost, with probability exp(-delta / T)."""
+        if delta < 0 or self._heat <= 0.01 * self._ctx.settings.crossing_heat:
+            return delta < 0
+        heat_s = self._heat * sum(leg[2] for leg in legs) / len(legs)
+        return heat_s > 0 and self._ctx.rng.random() < math.exp(-delta / heat_s)
 
     def _pairs(self, prices: Prices) -> Iterator[tuple[float, int, int, int]]:
         """What two crossings cost, with which flow, and on which legs."""
@@ -127,7 +142,7 @@ class Crossing:
         for k, row in enumerate(prices):
             known = [(i, price) for i, price in enumerate(row) if price is not None]
             for (i, one), (j, two) in combinations(known, 2):
-                if j - i < most:
+                if j - i < most and abs(one + two) > _LEAST_S:
                     yield one + two, k, i, j
 
 

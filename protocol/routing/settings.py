@@ -37,8 +37,10 @@ class RoutingSettings(BaseModel):
     cooling: PositiveFloat = 0.95
     cooling_per_tick: PositiveFloat = 0.93
     bar_ticks: PositiveInt = 5
-    # how often a data node looks for crossings of a flow, per tick
+    # crossings: how often, per tick, a data node looks for some of a flow; T0 as above
     crossing_chance: NonNegativeFloat = 0.25
+    crossing_heat: NonNegativeFloat = 0.3
+    crossing_cooling_per_tick: PositiveFloat = 0.98
     # labels and tokens
     min_hops: PositiveInt = 24
     label_gap: PositiveFloat = 0.15

@@ -12,7 +12,7 @@ from routing_kit import Net, World, random_net
 from protocol.keys import PeerId
 from protocol.messages import Message
 from protocol.messages.routing import Change, FlowMeet, FlowWalk, Leg
-from protocol.routing.crossing import WHY, crossed
+from protocol.routing.crossing import WHY, Crossing, crossed
 from protocol.routing.flow_node import FlowNode, RoutingSettings, Send
 from protocol.routing.tokens import Led, Tokens
 
@@ -132,6 +132,18 @@ def test_a_walk_that_does_not_fit_its_flow_ends() -> None:
         assert not walks(node.handle(into.peer, good.model_copy(update=wrong), world.now))
 
 
+def test_a_price_that_no_message_could_carry_is_unknown() -> None:
+    world = grown()
+    relay = next(p for p, n in world.nodes.items() if world.net.stages[p] == 1 and n.pairs())
+    node = world.nodes[relay]
+    into, _ = node.pairs()[0]
+    whole = tuple((peer, edge_id, 1e9) for peer, edge_id, _ in way(TWO, random.Random(0)))
+    leg = (relay, into.edge_id, 1.0)
+    told = FlowWalk(edge_id=into.edge_id, legs=(leg,), met=(whole,), prices=((-1e9,),))
+    (walk,) = walks(node.handle(into.peer, told, world.now))
+    assert walk.prices == ((None, None),)
+
+
 def met(node: FlowNode) -> set[tuple[Leg, ...]]:
     """The flows that the walks from a data node compare its own with."""
     return {legs for walk in walks(node.tick(1000.0)) for legs in walk.met}
@@ -149,23 +161,28 @@ def test_a_data_node_compares_only_whole_flows_that_another_one_says_are_its_own
     assert met(node) == {whole}
 
 
-def test_a_crossing_lowers_the_cost_and_lost_words_lock_nothing(
+def test_a_crossing_costs_what_was_said_and_lost_words_lock_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    applied_s: list[float] = []
+    applied_s: list[tuple[float, float]] = []
     decide = Tokens._decide
 
     def noted(tokens: Tokens, led: Led, *, is_applied: bool) -> None:
         if led.why == WHY:
-            applied_s.extend([sum(priced[2] for priced in led.priced)] * is_applied)
+            paid_s = sum(priced[2] for priced in led.priced)
+            applied_s.extend([(paid_s, led.limit_s)] * is_applied)
         decide(tokens, led, is_applied=is_applied)
 
     monkeypatch.setattr(Tokens, "_decide", noted)
     net = random_net(0, 20, STAGES, (1, 3), (1, 10), demand=4, num_data=3)
-    world = World(net, 0, loss=0.05, settings=RoutingSettings(heat=0.0, crossing_chance=0.5))
-    world.run(40)
-    assert applied_s
-    assert max(applied_s) < 0
+    world = World(net, 0, loss=0.05, settings=RoutingSettings(crossing_chance=0.5))
+    world.run(25)
+    assert any(paid_s < 0 for paid_s, _ in applied_s)
+    assert all(paid_s < limit_s for paid_s, limit_s in applied_s)
+    monkeypatch.setattr(Crossing, "_takes", lambda _, delta, __: delta < 0)
+    applied_s.clear()
+    world.run(10)
+    assert all(paid_s < 0 for paid_s, _ in applied_s)
     monkeypatch.setattr(Tokens, "launch", lambda *_: None)
     world.run(RoutingSettings().verdict_ticks + 1)
     for node in world.nodes.values():
@@ -190,7 +207,9 @@ def trap(seed: int, chance: float) -> tuple[int, float]:
         link_s=lambda one, two: min(costs.get(one + two, 100.0), costs.get(two + one, 100.0)),
         num_stages=2,
     )
-    world = World(net, seed, settings=RoutingSettings(heat=0.0, crossing_chance=chance))
+    world = World(
+        net, seed, settings=RoutingSettings(heat=0.0, crossing_heat=0.0, crossing_chance=chance)
+    )
     world.run(30)
     return world.score()
 
