@@ -36,6 +36,8 @@ from protocol.messages import Decision, Paused
 from protocol.records import Claim
 from protocol.routing import FlowReport
 
+OWNERS_REASONS = {None: "", 0: "it feeds the text"}
+
 
 class Situation(NamedTuple):
     """What the core knows: the decision in force and this node's part in it."""
@@ -74,7 +76,7 @@ class Placement:
         self._since_s = 0.0
         self._asked_at_step = 0
         self.stage = settings.stage
-        self.reason = "" if settings.stage is None else "its owner asked for it"
+        self.reason = OWNERS_REASONS.get(settings.stage, "its owner asked for it")
         self.asks_stage = False
         self.moves_to: int | None = None
         self.is_bound = settings.stage is not None

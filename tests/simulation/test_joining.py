@@ -61,6 +61,7 @@ def test_eight_volunteers_at_once_found_a_swarm_and_nobody_assigns(seed: int) ->
     check_law(simulation.manifest.manifest, result.moves)
     assert {node.core.ctx.stage for node in result.nodes} == {0, 1, 2, 3, 4}
     assert Counter(n.core.ctx.stage for n in result.nodes[1:]) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert result.nodes[0].core.placement.reason == "it feeds the text"
 
 
 @pytest.mark.parametrize("staleness_s", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
