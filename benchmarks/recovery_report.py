@@ -234,12 +234,15 @@ def _range(values: Any, form: str) -> str:
 
 
 def compare(a: dict[int, float], b: dict[int, float]) -> str:
-    """Whether ``a`` is lower than ``b``, by their ranges over the seeds; one seed shows nothing."""
-    if min(len(a), len(b)) < 2:
-        return "no difference"
-    if max(a.values()) < min(b.values()):
+    """Whether ``a`` is lower than ``b``: by their ranges over the seeds that both have.
+
+    One seed shows nothing.
+    """
+    seeds = a.keys() & b.keys()
+    mine, others = [a[seed] for seed in seeds], [b[seed] for seed in seeds]
+    if len(seeds) > 1 and max(mine) < min(others):
         return "lower"
-    if min(a.values()) > max(b.values()):
+    if len(seeds) > 1 and min(mine) > max(others):
         return "higher"
     return "no difference"
 
@@ -248,10 +251,11 @@ def _initialisers(lines: dict[str, Line], none: Line, steps: int) -> list[str]:
     """Every pair of ways to fill an interior stage."""
     place = partial(by_iteration, steps=steps)
     above = {n: lines[n].above(none, place) for n in INITIALISERS if n in lines}
-    means = {name: statistics.mean(values.values()) for name, values in above.items()}
+    seeds = sorted(set.intersection(*(set(values) for values in above.values())))
+    means = {name: statistics.mean(values[s] for s in seeds) for name, values in above.items()}
     ranked = sorted(means, key=lambda name: means[name])
     made = [
-        "- Interior stages, from the lowest loss: "
+        f"- Interior stages, from the lowest loss ({len(seeds)} seeds that all of these have): "
         + ", ".join(f"{name} {means[name]:+.3f}" for name in ranked)
         + ". The paper's order is gradient-weighted, average, copy, random."
     ]
