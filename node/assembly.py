@@ -18,6 +18,7 @@ from protocol.ports import Network, Observer, StageState
 from protocol.wire import Limits
 from stages.block_stage import TorchBlockStage
 from stages.data import Corpus, load_corpus
+from stages.device import free_bytes
 from stages.edge_stage import TorchEdgeStage
 from stages.layout import stage_layout
 from stages.memory import stage_bytes
@@ -61,9 +62,15 @@ class Plan:
         return max(room.needed_bytes for room in self.rooms.values())
 
 
+def default_budget(device: str, host_bytes: int | None = None) -> int:
+    """Return the memory that a node uses if its owner names no limit: a share of what is free."""
+    host = psutil.virtual_memory().available if host_bytes is None else host_bytes
+    return int(free_bytes(device, host) * MEMORY_SHARE)
+
+
 def plan_memory(manifest: Manifest, config: NodeConfig) -> Plan:
     """Find the stages that fit, with capacities; ResourceError if none does, or the named one."""
-    budget = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
+    budget = config.memory_bytes or default_budget(config.device)
     stages = _possible_stages(manifest, config)
     rooms = {k: room for k in stages if (room := _room(manifest, config, k, budget))}
     if not rooms:

@@ -25,6 +25,17 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
+def free_bytes(name: str, host_bytes: int) -> int:
+    """Return what is free where a stage would lie, given what is free on the host; ConfigError.
+
+    States pass through the host on their way to the disk and to peers, so it limits them too.
+    """
+    device = usable_device(name)
+    if device.type != "cuda":
+        return host_bytes
+    return min(host_bytes, torch.cuda.mem_get_info(device)[0])
+
+
 def _present() -> list[str]:
     """Name the devices that torch finds on this computer."""
     num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from node.assembly import MEMORY_SHARE, plan_memory
+from node.assembly import MEMORY_SHARE, default_budget, plan_memory
 from node.config import NodeConfig
 from node.doctor.finding import Finding, of_error, ok, warning, wrong
 from node.transport.addresses import refuse_taken
-from protocol.errors import ResourceError
+from protocol.errors import ConfigError, ResourceError
 from protocol.manifest import Manifest
 
 _MIB, _GIB = 2**20, 2**30
@@ -30,7 +30,10 @@ def check_memory(
 ) -> Finding:
     """The stage fits into the memory that the node may use."""
     free = psutil.virtual_memory().available if free_bytes is None else free_bytes
-    budget = config.memory_bytes or int(free * MEMORY_SHARE)
+    try:
+        budget = config.memory_bytes or default_budget(config.device, free)
+    except ConfigError:  # told by the check of the device
+        budget = int(free * MEMORY_SHARE)
     text = f"{free // _MIB} MiB free, {budget // _MIB} MiB for the node"
     if config.memory_bytes and config.memory_bytes > free:
         return warning("memory", text, "Close other programs, or lower --memory.")

@@ -97,6 +97,11 @@ def test_a_node_may_fit_some_stages_and_hold_more_in_the_smaller_ones() -> None:
     assert plan_memory(manifest, config_of(enough, stage=2)).fits == {2: fits[2]}
 
 
+def test_a_device_that_is_not_there_is_told_before_anything_is_planned() -> None:
+    with pytest.raises(ConfigError, match="'toaster' cannot be used"):
+        plan_memory(manifest_of(), NodeConfig(device="toaster"))
+
+
 def test_a_data_node_plans_for_stage_0() -> None:
     manifest = manifest_of()
     plan = plan_memory(manifest, config_of(64 * 2**30, role="organiser"))

@@ -119,6 +119,7 @@ def test_memory() -> None:
     assert re.search(r"needs \d+ MiB", finding.cause)
     assert machine.check_memory(NodeConfig(), None, GIB // 4).mark == "warning"
     assert machine.check_memory(NodeConfig(memory_bytes=2 * GIB), None, GIB).mark == "warning"
+    assert machine.check_memory(NodeConfig(device="toaster"), manifest, 64 * GIB).mark == "ok"
 
 
 def test_disk(tmp_path: Path) -> None:
