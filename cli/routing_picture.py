@@ -241,7 +241,7 @@ def _draw_excess(axes: Axes, trial: Trial, ticks: Sequence[int]) -> None:
         f"above the optimum in the end",
         color=_INK, fontsize=11, loc="left",
     )  # fmt: skip
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, loc="upper right")
+    axes.legend(framealpha=0.9, edgecolor="none", fontsize=8, labelcolor=_INK, loc="upper right")
 
 
 def _percent(value: float, _position: object) -> str:

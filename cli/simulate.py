@@ -13,6 +13,7 @@ from cli.options import JsonOption
 from cli.output import emit, emit_json, facts, say, table
 from cli.simulate_training import training
 from cli.simulated_network import simulated_network
+from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from protocol.simulation.routing.network import RoutingNetwork
@@ -77,6 +78,8 @@ def routing(
     began_s = time.monotonic()
     shape = (nodes, stages, data_nodes)
     chosen = simulated_network(network, shape, seed, is_arithmetic=paper_form)
+    if picture is not None:
+        _make(picture)
     if save_network is not None:
         _save(save_network, chosen)
     script = Script(ticks=ticks, churn=churn, burst=burst)
@@ -93,9 +96,24 @@ def routing(
 def _save(path: Path, network: RoutingNetwork) -> None:
     from protocol.simulation.routing.network_file import to_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_file(network))
+    _make(path.parent)
+    try:
+        path.write_text(to_file(network))
+    except OSError as error:
+        raise _not_written(path, error) from error
     say(f"the network is in {path}")
+
+
+def _make(folder: Path) -> None:
+    """Before the run, which may take long, and not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write to {path}: {error.strerror}", "Name another place.")
 
 
 def _run(network: RoutingNetwork, policy: str, script: Script, seed: int, loss: float) -> Trial:
@@ -121,7 +139,6 @@ def _run(network: RoutingNetwork, policy: str, script: Script, seed: int, loss: 
 def _draw(folder: Path, trial: Trial) -> None:
     from cli.routing_picture import draw_convergence, draw_network
 
-    folder.mkdir(parents=True, exist_ok=True)
     draw_network(folder / "network.png", trial)
     draw_convergence(folder / "convergence.png", trial)
     say(f"pictures: {folder / 'network.png'}, {folder / 'convergence.png'}")

@@ -88,6 +88,8 @@ def test_a_saved_network_gives_the_same_run(
         (["--policy", "swam"], "'swam' is not one of"),
         (["--loss", "1.5"], "'--loss'"),
         (["--nodes", "many"], "'--nodes'"),
+        (["--picture", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory"),
+        (["--save-network", "/dev/null/x/n.json"], "cannot write to /dev/null/x"),
     ],
 )
 def test_a_mistake_is_told_in_two_lines(

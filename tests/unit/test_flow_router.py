@@ -125,6 +125,12 @@ def test_a_slow_holder_gets_no_more_work_than_without_flows() -> None:
     assert 0 < done[C] < done[A] / 2
 
 
+def test_a_slow_holder_with_all_flows_does_not_keep_the_work() -> None:
+    router, _ = router_of(c=6)
+    servers = test_routing.Servers({A: 1.0, B: 1.0, C: 4.0}, window=3)
+    assert servers.play(OnFlows(router), 300).done[C] < 60
+
+
 def test_the_window_is_the_flows_once_they_have_formed() -> None:
     router, flows = router_of(a=2, b=2)
     decision = decision_of([(D,), HOLDERS])

@@ -106,7 +106,7 @@ def spread(num_nodes: int, num_stages: int, num_data_nodes: int) -> tuple[int, .
     num_holders = num_nodes - num_data_nodes
     if num_stages < 1 or num_data_nodes < 1 or num_holders < num_stages:
         raise ConfigError(
-            f"{num_nodes} nodes are too few: {num_stages} stages, {num_data_nodes} data nodes",
+            f"{num_nodes} nodes are too few: {num_stages} stages, data nodes: {num_data_nodes}",
             _HINT,
         )
     return (0,) * num_data_nodes + tuple(

@@ -22,7 +22,8 @@ _CONVERGED = 0.001  # of the optimum's cost
 class Script:
     """``burst`` of the holders die at ``burst_tick``, ``churn`` of them every ``churn_every``.
 
-    Who died of churn comes back when the next ones die. Each stage keeps a holder. With
+    Who died of churn comes back when the next ones die. Each stage keeps a holder. At the tick of
+    the burst there is no churn, so that it is known what the router recovers from. With
     ``after_ticks`` the run ends that long after the burst's survivors have their maximum flow.
     """
 
@@ -251,7 +252,7 @@ class _Run:
     def _disturb(self, tick: int) -> None:
         if tick == self._script.ticks:
             return
-        if self._script.churns_at(tick):
+        if self._script.churns_at(tick) and not self._script.bursts_at(tick):
             come, self._away = self._away, self._victims(self._script.churn)
             self._change(tick, "churn", self._away, come)
         if self._script.bursts_at(tick):

@@ -203,3 +203,9 @@ def test_no_burst_ends_a_stage(policy: str) -> None:
     trial = run_trial(SMALL.network(6), policy, Script(ticks=4, burst=0.9, burst_tick=1), 6)
     stages = {trial.network.stages[i] for i in trial.alive}
     assert stages == {0, 1, 2, 3}
+
+
+def test_a_burst_is_not_mixed_with_churn() -> None:
+    script = Script(ticks=8, churn=0.2, churn_every=2, burst=0.3, burst_tick=4)
+    changes = run_trial(SMALL.network(6), "greedy", script, 6).changes
+    assert [(c.tick, c.kind) for c in changes] == [(2, "churn"), (4, "burst"), (6, "churn")]
