@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,19 +111,18 @@ def _write_stages(
 ) -> list[StageFile]:
     files: list[StageFile] = []
     num_bytes = 0
-    for line, data in lines:
-        if line.kind == "end":
-            break
-        if len(files) == line.stage:
-            path = draft / stage_file_name(line.stage, manifest.num_stages)
-            files.append(StageFile(path, manifest.model.width))
-        file = files[line.stage]
-        if line.kind == "stage":
-            file.close(line.digest)
-            continue
-        file.feed(data, is_first=line.is_first)
-        num_bytes = len(data) if line.is_first else num_bytes + len(data)
-        progress(line.stage, num_bytes, state_bytes(manifest, line.stage))
-    if len(files) != manifest.num_stages + 1:
-        raise Unreachable("the daemon ended in the middle of the export", "Export again.")
-    return files
+    with ExitStack() as stack:
+        for line, data in lines:
+            if line.kind == "end":
+                return files
+            if len(files) == line.stage:
+                path = draft / stage_file_name(line.stage, manifest.num_stages)
+                files.append(StageFile(path, manifest.model.width))
+                stack.callback(files[-1].close)
+            if line.kind == "stage":
+                files[line.stage].end(line.digest)
+                continue
+            files[line.stage].feed(data, is_first=line.is_first)
+            num_bytes = len(data) if line.is_first else num_bytes + len(data)
+            progress(line.stage, num_bytes, state_bytes(manifest, line.stage))
+    raise Unreachable("the daemon ended in the middle of the export", "Export again.")

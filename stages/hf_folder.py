@@ -52,13 +52,16 @@ class StageFile:
             self._file.write(data[: self._left])
             self._left -= min(len(data), self._left)
 
-    def close(self, digest: str | None = None) -> None:
-        """Write the gains and end the file; StateMismatch unless the bytes had this digest."""
-        if digest is not None:
+    def end(self, digest: str) -> None:
+        """Write the gains; raise StateMismatch unless the bytes had this digest."""
+        with self._file:
             if self._left != 0 or self._digest.hexdigest() != digest:
                 raise StateMismatch("the state that arrived is not the one that was asked for")
             num_gains = sum("norm" in name for name in self.names)
             self._file.write(torch.ones(num_gains * self._width).numpy().tobytes())
+
+    def close(self) -> None:
+        """End the file as it is, for nobody wants it; may be repeated."""
         self._file.close()
 
     def _open_head(self) -> bytes:
