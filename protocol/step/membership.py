@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -138,7 +138,13 @@ class Membership:
         """Return the decision that should come next, or None if there is nothing to decide."""
         if self.current is None:
             return self._first(now)
-        past = self._past(now)
+        stuck = {*self.deserted_stages(now), *self.stateless_stages(now)}
+        joining = self._ready_joiners(now)
+        rescue = {peer: stage for peer, stage in joining.items() if stage in stuck}
+        if rescue:  # whatever else is under way: nobody else has that stage's state
+            self.newcomers.let_in(rescue, now)
+            return self._reopen(remove=set(), add=rescue)
+        past = self._past(stuck, now)
         if past is not None:
             return past
         leaving = self._gone(now) or self._lagging() or self._odd_ones() or self._late(now)
@@ -156,7 +162,6 @@ class Membership:
             suspected = self._barred({self.suspicions.worst(self.current, now)}, now)
             self.newcomers.left_out(suspected, now)
             return self._reopen(remove=suspected, add={})
-        joining = self._ready_joiners(now)
         if joining and self._may_admit(now):
             self.newcomers.let_in(joining, now)
             return self._reopen(remove=set(), add=joining)
@@ -337,10 +342,9 @@ class Membership:
         assert self.current is not None
         return same_step(self.current, self.ballot, self.manifest.training, remove, add)
 
-    def _past(self, now: float) -> Decision | None:
+    def _past(self, stuck: Collection[int], now: float) -> Decision | None:
         """An older step once more, if the swarm lost a state for good."""
         assert self.current is not None
-        stuck = (*self.deserted_stages(now), *self.stateless_stages(now))
         lives = partial(self._lives, now=now)
         found = self.back.look(self.current, stuck, self.candidates, lives, now)
         if found is None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from membership_kit import GRACE_S, JOINER, LIMITS, ROSTER, SILENCE_S, presence, running
+from membership_kit import (
+    GRACE_S,
+    JOINER,
+    LIMITS,
+    ROSTER,
+    SILENCE_S,
+    join,
+    prepare,
+    presence,
+    running,
+)
 from step_kit import PEERS, decision_of, digest_of
 
 from protocol.keys import PeerId
@@ -131,6 +141,28 @@ def test_a_member_that_finds_the_state_ends_it() -> None:
     say(rules, ROSTER[STUCK][0], STUCK, LATER, step=7, digest=HISTORY[-1].digests[STUCK])
     decision = rules.propose(LATER)
     assert decision is None or decision.step == 7
+
+
+def test_a_newcomer_that_has_the_state_comes_before_going_back() -> None:
+    rules = paused()
+    current = HISTORY[-1]
+    say(rules, JOINER, STUCK, LATER, step=7, digest=current.digests[STUCK])
+    decision = rules.propose(LATER)
+    assert decision is not None
+    assert decision.order == (7, 9)
+    assert JOINER in decision.roster[STUCK]
+
+
+def test_it_is_let_in_though_other_stages_are_prepared_already() -> None:
+    """The holders died when all their work was done."""
+    rules = running()
+    prepare(rules, *ROSTER[0], *ROSTER[2])
+    for peer in ROSTER[STUCK]:
+        rules.on_change(peer, False, 0.0)
+    join(rules, JOINER, STUCK, GRACE_S)
+    decision = rules.propose(GRACE_S)
+    assert decision is not None
+    assert JOINER in decision.roster[STUCK]
 
 
 def test_an_empty_offer_does_not_count_twice() -> None:
