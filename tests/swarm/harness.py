@@ -142,10 +142,13 @@ class LawSwarm(LocalSwarm):
         return sorted(daemon.state_dir.glob("weights/*.safetensors"))
 
     def _remember_status(self) -> None:
-        for daemon in self.daemons:
-            if daemon.is_wanted and (status := daemon.status()) is not None:
-                self.last_status[daemon.name] = status
-                daemon.stage = status.stage  # what a volunteer that named none has found
+        """Ask whoever lives, on a busy machine more than once."""
+        wanted = [daemon for daemon in self.daemons if daemon.is_wanted]
+        for daemon in wanted:
+            answers: list[NodeStatus] = []
+            self.wait_until(lambda d=daemon, a=answers: _hears(d, a), f"{daemon.name} to answer")
+            self.last_status[daemon.name] = answers[-1]
+            daemon.stage = answers[-1].stage  # what a volunteer that named none has found
 
 
 @dataclass
@@ -267,6 +270,13 @@ def _print_outputs(swarm: LawSwarm) -> None:
     for daemon in swarm.daemons:
         print(f"--- {daemon.name}, exit status {daemon.process.poll()}, {daemon.status()}")
         print("\n".join(daemon.last_lines()))
+
+
+def _hears(daemon: Daemon, answers: list[NodeStatus]) -> bool:
+    """Whether a daemon answers; what it says goes to ``answers``."""
+    status = daemon.status()
+    answers += [] if status is None else [status]
+    return bool(answers)
 
 
 def _loopback_bytes() -> int:
