@@ -6,11 +6,13 @@ import re
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.chaos import CHAOS_STAGES, LEAST_FOR_REBUILDING, Chaos
 from cli.interrupts import Interrupts
 from cli.options import DataOption, JsonOption
 from cli.output import say
@@ -29,6 +31,7 @@ _DEFAULT = Recipe()
 
 
 def demo(
+    context_: typer.Context,
     steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = _DEFAULT.steps,
     stages: Annotated[int, typer.Option(help="Parts of the model.", min=1)] = _DEFAULT.stages,
     holders: Annotated[int, typer.Option(help="Nodes per stage.", min=1, max=26)] = 2,
@@ -47,6 +50,14 @@ def demo(
         str, typer.Option(help="How activations cross: float32 or bfloat16.")
     ] = _DEFAULT.wire_dtype,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = _DEFAULT.seed,
+    chaos: Annotated[
+        float,
+        typer.Option(
+            help="In this share of the steps kill a holder, sometimes both of a stage; 5 stages.",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = 0.0,
     data: DataOption = None,
     keep: Annotated[
         Path | None,
@@ -72,11 +83,26 @@ def demo(
         wire_dtype=wire_dtype,
         seed=seed,
     )
+    if chaos:
+        recipe = _for_chaos(recipe, context_)
     with Interrupts() as interrupts:
         try:
-            _run(recipe, data or [], keep, interrupts, as_json=as_json)
+            _run(recipe, data or [], keep, interrupts, chaos, as_json=as_json)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
+
+
+def _for_chaos(recipe: Recipe, given: typer.Context) -> Recipe:
+    """Rebuild lost stages; five stages of one layer, unless the person says otherwise."""
+
+    def is_default(name: str) -> bool:
+        source = given.get_parameter_source(name)
+        return source is None or source.name == "DEFAULT"
+
+    num_stages = CHAOS_STAGES if is_default("stages") else recipe.stages
+    num_layers = num_stages if is_default("layers") else recipe.layers
+    method = "checkfree" if num_stages >= LEAST_FOR_REBUILDING else "none"
+    return replace(recipe, stages=num_stages, layers=num_layers, recovery=method)
 
 
 def _run(
@@ -84,6 +110,7 @@ def _run(
     data: Sequence[Path],
     keep: Path | None,
     interrupts: Interrupts,
+    chaos: float,
     *,
     as_json: bool,
 ) -> None:
@@ -95,7 +122,7 @@ def _run(
         root, recipe.manifest, holders=recipe.holders, data_nodes=recipe.data_nodes, data=data
     )
     interrupts.hurry = swarm.hurry
-    watch = Watch(swarm)
+    watch = Watch(swarm, Chaos(swarm, chaos, recipe.seed))
     sample = ""
     try:
         sample = _train(swarm, watch, to_stderr=as_json)
@@ -156,7 +183,8 @@ def _finish(swarm: LocalSwarm, progress: Progress) -> str:
 
 
 def _has_saved(swarm: LocalSwarm) -> bool:
-    return {path.parent.parent for path in swarm.saved()} >= {d.state_dir for d in swarm.daemons}
+    expected = {daemon.state_dir for daemon in swarm.daemons if daemon.is_wanted}
+    return {path.parent.parent for path in swarm.saved()} >= expected
 
 
 def _tell_saved(swarm: LocalSwarm, watch: Watch) -> None:

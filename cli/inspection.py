@@ -37,6 +37,7 @@ def _status_facts(answer: NodeStatus) -> dict[str, object]:
         "role": answer.role,
         "state": answer.state,
         "stage": _stage(answer),
+        "state from": answer.state_origin or "not there yet",
         "step": answer.step,
         "loss": _loss(answer.loss, answer.loss_step),
         "validation loss": _loss(answer.validation_loss, answer.validation_step),

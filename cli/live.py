@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.chaos import Loss
 from cli.output import duration, size
 from node.status import NodeStatus, StepStatus
 
@@ -27,6 +28,7 @@ class Snapshot:
     nodes: Sequence[tuple[str, NodeStatus | None]]
     total_steps: int
     elapsed_s: float
+    losses: Sequence[Loss] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -71,6 +73,9 @@ class Progress:
         for step in snapshot.steps[self._num_told :]:
             self.tell(step_line(step, snapshot.total_steps))
         self._num_told = len(snapshot.steps)
+        for loss in snapshot.losses:
+            for line in loss.untold():
+                self.tell(line)
 
 
 def step_line(step: StepStatus, total: int) -> str:
@@ -89,7 +94,20 @@ def render(snapshot: Snapshot) -> Group:
         f"{duration(snapshot.elapsed_s)}",
         style="bold",
     )
-    return Group(head, _step_table(snapshot), _node_table(snapshot))
+    tables = [_step_table(snapshot), _node_table(snapshot)]
+    if snapshot.losses:
+        tables.append(_loss_table(snapshot))
+    return Group(head, *tables)
+
+
+def _loss_table(snapshot: Snapshot) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("killed", "stage", "in step", "healed"):
+        table.add_column(name)
+    for loss in snapshot.losses[-_SHOWN_STEPS:]:
+        names = ", ".join(loss.names)
+        table.add_row(names, str(loss.stage), str(loss.step + 1), loss.healed or "not yet")
+    return table
 
 
 def _step_table(snapshot: Snapshot) -> Table:

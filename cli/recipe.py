@@ -63,6 +63,7 @@ class Recipe:
     learning_rate: float = 2e-3
     seed: int = 0
     wire_dtype: str = "float32"
+    recovery: str = "none"
 
     def manifest(self, authorities: Sequence[PeerId]) -> Manifest:
         """Return the manifest of the organiser ``authorities[0]``; raise ConfigError."""
@@ -85,6 +86,7 @@ class Recipe:
                 "min_data_nodes": self.data_nodes,
             },
             "training": self._training(),
+            "recovery": {"method": self.recovery},
             "data": {"seed": self.seed, "eval_every": max(1, self.steps // 6)},
         }
 

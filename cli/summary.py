@@ -61,6 +61,18 @@ def _result(watch: Watch, entropies: dict[str, float], num_leftover: int) -> dic
         "reissued": sum(step.reissued for step in steps),
         "seconds_to_first_commit": watch.first_commit_s,
         "leftover_processes": num_leftover,
+    } | _losses(watch)
+
+
+def _losses(watch: Watch) -> dict[str, object]:
+    """What was killed and healed; nothing without chaos."""
+    losses = watch.chaos.losses
+    if not losses:
+        return {}
+    return {
+        "killed": watch.chaos.num_killed,
+        "stages_lost": sum(loss.was_last for loss in losses),
+        "stages_healed": sum(bool(loss.healed) for loss in losses),
     }
 
 

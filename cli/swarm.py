@@ -63,6 +63,9 @@ def create(
     wire_dtype: Annotated[
         str, typer.Option(help="How activations cross: float32 or bfloat16.")
     ] = _DEFAULT.wire_dtype,
+    recovery: Annotated[
+        str, typer.Option(help="A stage that lost all holders: none (wait), or checkfree.")
+    ] = _DEFAULT.recovery,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cli.chaos import Chaos
     from cli.live import Snapshot
     from node.local_swarm import LocalSwarm
     from node.status import StepStatus
@@ -16,8 +17,8 @@ _STALL_LIMIT_S = 600.0
 class Watch:
     """Collects what the swarm says of itself, from its start on."""
 
-    def __init__(self, swarm: LocalSwarm) -> None:
-        self._swarm = swarm
+    def __init__(self, swarm: LocalSwarm, chaos: Chaos) -> None:
+        self._swarm, self.chaos = swarm, chaos
         self._started = time.monotonic()
         self._last_news = self._started
         self.steps: list[StepStatus] = []
@@ -35,7 +36,8 @@ class Watch:
 
         self._swarm.check()
         now = time.monotonic()
-        nodes = [(daemon.name, daemon.status()) for daemon in self._swarm.daemons]
+        wanted = [daemon for daemon in self._swarm.daemons if daemon.is_wanted]
+        nodes = [(daemon.name, daemon.status()) for daemon in wanted]
         fresh = self._swarm.organiser.steps(self.steps[-1].step if self.steps else -1)
         if fresh:
             self._last_news = now
@@ -48,4 +50,7 @@ class Watch:
         if self.first_commit_s is None and any(s and s.committed_total for _, s in nodes):
             self.first_commit_s = now - self._started
         total = self._swarm.manifest.training.steps
-        return Snapshot(tuple(self.steps), nodes, total, now - self._started)
+        self.chaos.look(nodes, [step.step for step in fresh], is_over=self.is_complete)
+        return Snapshot(
+            tuple(self.steps), nodes, total, now - self._started, tuple(self.chaos.losses)
+        )

@@ -113,10 +113,11 @@ def make_stages(
 ) -> Callable[[int], StageState]:
     """Return what makes the initial state of a stage; raise ConfigError if nothing here can."""
     recovery = manifest.recovery
-    if recovery.method != "none" or recovery.share_ends:
+    if recovery.method == "checkfree_plus" or recovery.share_ends:
         raise ConfigError(
             "the manifest asks for a recovery that is not available in this version",
-            'Set recovery.method to "none" and recovery.share_ends to false in a new manifest.',
+            'Set recovery.method to "checkfree" or "none" and recovery.share_ends to false in a'
+            " new manifest.",
         )
 
     def make(stage: int) -> StageState:

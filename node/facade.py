@@ -94,6 +94,7 @@ class Facade:
             role=self._loaded.config.role,
             stage=core.ctx.stage if core and core.ctx else None,
             stage_reason=core.placement.reason if core else "",
+            state_origin=core.ctx.origin if core and core.ctx else "",
             step=decision.step if decision else 0,
             term=decision.term if decision else 0,
             state=self._state(core),

@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
+from string import ascii_lowercase
 from types import TracebackType
 from typing import Literal, Self
 
@@ -238,7 +240,7 @@ class LocalSwarm:
             names: Iterator[str] = (f"data-{k}" for k in range(1, 1000))
         else:
             prefix = "spare" if stage is None else f"stage-{stage}"
-            names = (f"{prefix}-{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
+            names = (f"{prefix}-{end}" for end in chain(ascii_lowercase, count(27)))
         return next(name for name in names if name not in taken)
 
     def _read_invite(self) -> str:

@@ -75,6 +75,7 @@ class NodeStatus(Answer):
     role: str
     stage: int | None = None
     stage_reason: str = ""  # why it serves that one
+    state_origin: str = ""  # where the stage's state came from
     step: int = 0
     term: int = 0
     state: NodeState = "starting"

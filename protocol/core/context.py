@@ -81,6 +81,7 @@ class Context:
     loopback: Callable[[Message], None]
     keep_prepared: Callable[[Decision], Awaitable[None]] = _keep_nothing
     window_changed: Signal = field(default_factory=Signal)
+    origin: str = "the seed, at step 0"  # of the stage's state, for its owner
     times: ReplyTimes = field(init=False)
 
     def __post_init__(self) -> None:

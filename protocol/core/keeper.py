@@ -115,6 +115,7 @@ class Keeper:
     async def _take(self, data: Tensor, digest: str) -> None:
         ctx = self._ctx
         await ctx.compute("state", lambda: ctx.state.import_state(data, digest))
+        ctx.origin = f"this disk, at step {ctx.state.step}"
         ctx.observer.event("snapshot_loaded", step=ctx.state.step, stage=ctx.stage)
 
     def _tell(self, name: str, error: ShoalError) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import trio
 
+from protocol.core.context import NodePorts
 from protocol.core.journal import Journal
 from protocol.deadlines import Deadlines
 from protocol.keys import NodeKey, PeerId
@@ -240,3 +241,20 @@ class Leading:
     def leader(self) -> PeerId:
         """Who leads under the highest ballot promised here."""
         return leader_of(self._acceptor.promised, self._authorities)
+
+
+def leading_of(
+    key: NodeKey,
+    manifest: Manifest,
+    ports: NodePorts,
+    deadlines: Deadlines,
+    post: SendAll,
+    publish: Callable[[StepOpen], None],
+) -> Leading | None:
+    """Return an authority's part, None for any other node."""
+    if key.peer_id not in manifest.authorities:
+        return None
+    return Leading(
+        key, manifest, manifest.swarm_id, ports.network, deadlines, ports.journal, ports.observer,
+        post, publish,
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from protocol.core.data_flow import DataFlow
 from protocol.core.discovery import Discovery
 from protocol.core.early import EarlyMessages
 from protocol.core.holding import Holding, keep
-from protocol.core.leading import FOR_AUTHORITIES, Leading
+from protocol.core.leading import FOR_AUTHORITIES, leading_of
 from protocol.core.leaving import Leaving
 from protocol.core.member_step import MemberStep
 from protocol.core.past_life import PastLife
@@ -77,12 +77,9 @@ class NodeCore:
         self.routing = routing_of(
             key.peer_id, manifest, ports, settings, self._postbox.post, self.discovery.room_of
         )
-        self.leading: Leading | None = None
-        if key.peer_id in manifest.authorities:
-            self.leading = Leading(
-                key, manifest, self.swarm, network, settings.deadlines, journal, observer,
-                self._postbox.post, self._obey,
-            )  # fmt: skip
+        self.leading = leading_of(
+            key, manifest, ports, settings.deadlines, self._postbox.post, self._obey
+        )
         self.decision: Decision | None = None
         self.member: MemberStep | None = None
         self.leaving = Leaving(key.peer_id, manifest.authorities)
@@ -148,12 +145,11 @@ class NodeCore:
 
     async def wait_until_done(self) -> None:
         """Return when the training has ended and this node holds the last state."""
+        await self._changed.until(self._is_done)
 
-        def is_done() -> bool:
-            holding, last = self._holding, self.decision
-            return bool(holding and last and last.is_final and holding.has_state_of(last))
-
-        await self._changed.until(is_done)
+    def _is_done(self) -> bool:
+        holding, last = self._holding, self.decision
+        return bool(holding and last and last.is_final and holding.has_state_of(last))
 
     # --- messages --------------------------------------------------------------------------
 

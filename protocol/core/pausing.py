@@ -27,6 +27,7 @@ class Pausing:
     def hear(self, word: Paused) -> None:
         """An authority says that the step cannot end."""
         is_news = self.word is None or _stages(word) != _stages(self.word)
+        self._tell_rebuilders(word)
         self.word, self._heard_at = word, trio.current_time()
         if is_news:
             self._observer.event(
@@ -35,6 +36,11 @@ class Pausing:
                 cause=f"{'; '.join(_causes(word))}; the swarm waits for one",
                 hint=_DESERTED_HINT if word.deserted else _STATELESS_HINT,
             )
+
+    def _tell_rebuilders(self, word: Paused) -> None:
+        known = self.word.rebuilders if self.word else ()
+        for named in (r for r in word.rebuilders if r not in known):
+            self._observer.event("rebuilder_named", stage=named.stage, peer=named.peer)
 
     def look(self) -> None:
         """Nobody repeats it any more: the swarm goes on, or no authority is there."""

@@ -39,6 +39,10 @@ async def rebuild(ctx: Context, joiner: Joiner, decision: Decision, lost: Collec
         return weight
 
     weight = await ctx.compute("state", job)
+    made_of = f"the mean of stages {sources[0]} and {sources[1]}"
+    if len(datas) == 1:
+        made_of = f"its twin, stage {sources[0]}"
+    ctx.origin = f"{made_of}, at step {decision.step}"
     ctx.observer.count("stages_rebuilt")
     ctx.observer.event(
         "stage_rebuilt", stage=ctx.stage, step=decision.step, below=sources[0], above=sources[1],

@@ -172,6 +172,7 @@ class Joiner:
         except StateMismatch as error:
             self._on_mismatch(givers, error)
             raise ProtocolViolation("a holder sent a state with another digest") from error
+        ctx.origin = f"another holder, at step {decision.step}"
         self._takes_all_from_one = False
 
     async def fetch_of(self, decision: Decision, stage: int) -> Tensor:

@@ -117,7 +117,8 @@ class Busy(FlowMessage):
 class Computed(FlowMessage):
     """To whoever sent the tensor: ``stage`` has computed it, the sign of life waited for.
 
-    Stage 0, to holders that are not on its path: the activation is home, other branches are in vain.
+    Stage 0, to holders that are not on its path: the activation is home, other branches are in
+    vain.
     """
 
     kind: Literal["computed"] = "computed"

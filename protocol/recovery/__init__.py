@@ -1,11 +1,10 @@
 """What becomes of a stage that lost all its holders (CheckFree, CheckFree+, arXiv 2506.15461).
 
 Pure rules: ``plan`` says from what a stage is rebuilt, ``weight_above`` how much each neighbour
-counts, ``stage_order`` in which order a microbatch passes the stages, and ``Election`` whose result
-the stage's new holders take. The tensors are ``stages.recovery``'s.
+counts, and ``stage_order`` in which order a microbatch passes the stages. The tensors are
+``stages.recovery``'s; who rebuilds, and when that counts, is ``protocol.step.rebuilding``.
 """
 
-from protocol.recovery.election import Election
 from protocol.recovery.order import is_swapped, num_swapped, stage_order, twin_of
 from protocol.recovery.plan import (
     Average,
@@ -24,7 +23,6 @@ from protocol.recovery.weights import weight_above
 __all__ = [
     "Average",
     "CopyTwin",
-    "Election",
     "FromCheckpoint",
     "FromEnds",
     "Holding",

@@ -21,6 +21,9 @@ Draw = Callable[[str, int, int], Tensor]
 """(data node, step, slot) -> window of tokens [B, T + 1]."""
 
 
+LR_SCALE = 1.1  # of a rebuilt stage
+
+
 @dataclass(frozen=True)
 class LoggedStep:
     """The committed microbatches of one step: (data node, slot)."""
@@ -119,20 +122,63 @@ def step_gradients(weights: Weights, windows: Sequence[Tensor], shape: Shape) ->
     return math.fsum(losses) / len(losses), gradients
 
 
-def run(manifest: Table, weights: Weights, log: Iterable[LoggedStep], draw: Draw) -> Outcome:
-    """Train ``weights`` (changed in place) through the logged steps."""
+class Rebuilding:
+    """Stages that were lost and made of their neighbours at the start of a step (CheckFree).
+
+    ``rebuilt`` names the stage by step. Each neighbour weighs by the square of its gradient's norm
+    in the step before; the optimiser starts anew, and the rate is scaled from then on.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[str]], rebuilt: Mapping[int, int]) -> None:
+        self._stages, self._rebuilt = stages, rebuilt
+        self.norms = [0.0] * len(stages)
+        self._scales, self._since = [1.0] * len(stages), [0] * len(stages)
+
+    @torch.no_grad()
+    def before(self, step: int, weights: Weights, optimizer: Optimizer, scale: float) -> None:
+        """Rebuild what is lost at this step."""
+        stage = self._rebuilt.get(step)
+        if stage is None:
+            return
+        below, above = (self.norms[k] ** 2 for k in (stage - 1, stage + 1))
+        names = zip(*(self._stages[k] for k in (stage, stage - 1, stage + 1)), strict=True)
+        for name, lower, upper in names:
+            mean = (below * weights[lower] + above * weights[upper]) / (below + above)
+            weights[name].copy_(mean)
+            optimizer.first[name].zero_()
+            optimizer.second[name].zero_()
+        self._scales[stage], self._since[stage] = scale, step
+
+    def course(self, stage: int, rate: float, count: int) -> tuple[float, int]:
+        """The stage's rate, and which step of its optimiser this is."""
+        return rate * self._scales[stage], count - self._since[stage]
+
+
+def run(
+    manifest: Table,
+    weights: Weights,
+    log: Iterable[LoggedStep],
+    draw: Draw,
+    rebuilt: Mapping[int, int] | None = None,
+) -> Outcome:
+    """Train ``weights`` (changed in place) through the logged steps; see ``Rebuilding``."""
     training: Table = manifest["training"]
     shape = Shape.of(manifest["model"])
     split = layers_per_stage(manifest["pipeline"]["stages"], shape.layers)
     stages = stage_parameters(weights, split)
     optimizer = Optimizer(training["optimizer"], weights)
     outcome = Outcome(weights=weights)
+    rebuilding = Rebuilding(stages, rebuilt or {})
     for done, logged in enumerate(log):
+        rebuilding.before(logged.step, weights, optimizer, LR_SCALE)
         windows = [draw(node, logged.step, slot) for node, slot in logged.entries]
         outcome.losses[logged.step], gradients = step_gradients(weights, windows, shape)
-        for names in stages:
-            clip_([gradients[name] for name in names], training["clip_norm"])
-        optimizer.step(weights, gradients, learning_rate(training, logged.step), done + 1)
+        for stage, names in enumerate(stages):
+            clip = training["clip_norm"]
+            rebuilding.norms[stage] = clip_([gradients[name] for name in names], clip)
+            rate = learning_rate(training, logged.step)
+            of_stage = {name: weights[name] for name in names}
+            optimizer.step(of_stage, gradients, *rebuilding.course(stage, rate, done + 1))
     for weight in weights.values():
         weight.requires_grad_(False).grad = None
     return outcome

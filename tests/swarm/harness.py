@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -28,6 +28,7 @@ from protocol.manifest import (
     Manifest,
     ModelSpec,
     PipelineSpec,
+    RecoverySpec,
     ScheduleSpec,
     TrainingSpec,
 )
@@ -47,6 +48,7 @@ class Plan:
     quota: int = 8
     faults: Mapping[str, str] = field(default_factory=dict)  # daemon name -> point@step
     replaced: bool = True  # whether a killed holder gets a successor
+    recovery: Literal["none", "checkfree"] = "none"
 
     def manifest(self, data_nodes: Sequence[PeerId]) -> Manifest:
         """6 layers of width 64, AdamW with warm-up and clipping, validation now and then."""
@@ -65,6 +67,7 @@ class Plan:
                 schedule=ScheduleSpec(kind="cosine", warmup_steps=4),
             ),
             data=DataSpec(seed=12, eval_every=10, eval_microbatches=2),
+            recovery=RecoverySpec(method=self.recovery),
         )  # fmt: skip
 
 
@@ -198,10 +201,14 @@ def run_swarm(
     return collect(swarm, traffic_bytes)
 
 
-def reference_of(finished: Finished) -> Outcome:
-    """The independent loop, over the microbatches that the swarm's log names."""
+def reference_of(finished: Finished, rebuilt: Mapping[int, int] | None = None) -> Outcome:
+    """The independent loop, over the microbatches that the swarm's log names.
+
+    ``rebuilt`` names the stages that were rebuilt, by step.
+    """
     text = Text(finished.manifest, documents_in(finished.root / "text"))
-    return run(finished.manifest, initial_weights(finished.manifest), finished.log, text.draw)
+    weights = initial_weights(finished.manifest)
+    return run(finished.manifest, weights, finished.log, text.draw, rebuilt)
 
 
 def assert_law(finished: Finished, reference: Outcome) -> None:

@@ -20,7 +20,7 @@ ROUTED = {
 }  # fmt: skip
 FLAGS = {
     "": {"--version", "--debug"},
-    "demo": RECIPE | {"--data", "--keep", "--json"},
+    "demo": RECIPE | {"--data", "--keep", "--json", "--chaos"},
     "join": NODE | LIMITS | {"--role", "--stage", "--data", "--no-retry"},
     "status": NODE,
     "peers": NODE,
@@ -30,7 +30,7 @@ FLAGS = {
     "export": NODE | {"--format"},
     "import": NODE | (RECIPE - {"--layers", "--width"}) | {"--name"},
     "swarm": set(),
-    "swarm create": NODE | RECIPE | {"--name", "--heads"},
+    "swarm create": NODE | RECIPE | {"--name", "--heads", "--recovery"},
     "swarm run": NODE | LIMITS | {"--data"},
     "simulate": set(),
     "simulate routing": ROUTED | {"--ticks", "--burst", "--loss", "--paper-form", "--save-network"},

@@ -15,7 +15,6 @@ from protocol.manifest import RecoverySpec
 from protocol.recovery import (
     Average,
     CopyTwin,
-    Election,
     FromCheckpoint,
     FromEnds,
     Holding,
@@ -198,32 +197,6 @@ def test_each_stage_is_passed_once_and_pairs_are_swapped(num_stages, slot) -> No
 def test_twins_are_each_others() -> None:
     assert [twin_of(PLUS, 5, k) for k in range(1, 6)] == [2, 1, None, 5, 4]
     assert {twin_of(CHECKFREE, 5, k) for k in range(1, 6)} == {None}
-
-
-# --- election --------------------------------------------------------------------------------
-
-
-def test_the_least_claimant_leads_and_its_first_word_counts() -> None:
-    election = Election(["b", "c"])
-    assert not election.publish("c", "by c")
-    election.claim("a")
-    assert election.leader == "a"
-    assert election.publish("a", "first")
-    assert not election.publish("a", "second")
-    election.withdraw("a")
-    assert not election.publish("b", "by b")
-    assert election.publish("b", "first")
-    assert election.published == "first"
-
-
-@given(st.permutations(["a1", "b1", "b2", "c1", "c2"]), st.sets(st.sampled_from("abc")))
-def test_never_two_states(words, gone) -> None:
-    election = Election("abc")
-    for peer in gone:
-        election.withdraw(peer)
-    taken = {word for word in words if election.publish(word[0], word)}
-    assert len(taken) <= 1
-    assert all(word[0] == election.leader for word in taken)
 
 
 # --- the manifest ----------------------------------------------------------------------------
