@@ -39,7 +39,7 @@ LARGE, LARGE_TICKS, LARGE_SEEDS = "N=1001, cap 1-5, d 20-100", 400, 3
 BURST_FAMILIES = ("N=33, cap 2-5, d 1-10", "N=97, cap 1-5, d 20-100")
 BURST_TICK, BURST_TICKS = 60, 125
 BURSTS = (0.05, 0.1, 0.2)
-SIZES = {"N=33, cap 2-5, d 1-10": 80, "N=100": 80, "N=1000": 30, "N=5000": 20}
+SIZES = {"N=33, cap 2-5, d 1-10": 80, "N=100": 80, "N=1000": 5, "N=5000": 2}
 LARGEST = "N=5000"
 
 

@@ -25,6 +25,7 @@ from protocol.simulation.routing.trial import Script, Trial, run_trial
 from protocol.simulation.routing.world import WorldOptions
 
 LOSS = 0.01
+GROWING_TICKS = 5
 AFTER_BURST_TICKS = 20  # a run goes on that long once the flow is whole again
 CURVE_TICKS = (10, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400)
 
@@ -97,6 +98,8 @@ def _numbers(network: RoutingNetwork, trial: Trial) -> dict[str, Any]:
         "recovered": change.recovered if change else None,
         "messages_first": sum(p.messages_per_node for p in points[:quarter]) / quarter,
         "messages_last": sum(p.messages_per_node for p in points[-quarter:]) / quarter,
+        "messages": [round(p.messages_per_node, 1) for p in points[:GROWING_TICKS]],
+        "most_messages": [p.most_messages for p in points[:GROWING_TICKS]],
         "cpu_us": 1e6 * trial.cpu_s / node_ticks,
         "others": {} if trial.changes else _others(trial),
     }

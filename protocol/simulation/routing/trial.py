@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -52,6 +52,7 @@ class Point:
     worth: Worth
     best: Optimum
     messages_per_node: float
+    most_messages: tuple[int, int] = (0, 0)  # of a data node, of a holder
 
     @property
     def ratio(self) -> float:
@@ -140,6 +141,7 @@ class _Router:
     """What a run needs of a router."""
 
     messages = 0
+    sent_by: Sequence[int] = ()
     cpu_s = 0.0
     digest = ""
 
@@ -165,6 +167,7 @@ class _Gwtf(_Router):
     def advance(self, tick: int) -> None:
         self._world.run_until(tick * self._world.tick_s)
         self.messages, self.cpu_s = self._world.num_sent, self._world.cpu_s
+        self.sent_by = tuple(self._world.sent_by)
         self.digest = self._world.digest
 
     def change(self, gone: Collection[int], come: Collection[int]) -> None:
@@ -213,6 +216,7 @@ class _Run:
         self._alive = set(range(network.num_nodes))
         self._away: list[int] = []
         self._num_sent = 0
+        self._sent_by: Sequence[int] = [0] * network.num_nodes
         self._best = optimum(network)
         self._changes: list[tuple[int, str, int, int, Optimum]] = []
 
@@ -247,7 +251,16 @@ class _Run:
         sent = self._router.messages - self._num_sent
         self._num_sent = self._router.messages
         value = worth(self._network, self._router.routes())
-        self._trial.points.append(Point(tick, value, self._best, sent / len(self._alive)))
+        mean, most = sent / len(self._alive), self._most_messages()
+        self._trial.points.append(Point(tick, value, self._best, mean, most))
+
+    def _most_messages(self) -> tuple[int, int]:
+        """What the busiest data node and the busiest holder sent since the last tick."""
+        now, before = self._router.sent_by, self._sent_by
+        self._sent_by = now or before
+        sent = [a - b for a, b in zip(now, before, strict=True)] if now else [0] * len(before)
+        nodes, holders = self._network.data_nodes, self._network.holders
+        return max(sent[i] for i in nodes), max(sent[i] for i in holders)
 
     def _disturb(self, tick: int) -> None:
         if tick == self._script.ticks:

@@ -91,6 +91,7 @@ class RoutingWorld:
         self._arrivals: dict[tuple[int, int], float] = {}
         self._digest = blake2b(digest_size=16)
         self._latency_s: list[list[float]] = network.latency_s.tolist()
+        self.sent_by = [0] * network.num_nodes  # messages, by index
         self._names = [peer_at(i) for i in range(network.num_nodes)]
         self._enter(range(network.num_nodes))
 
@@ -216,6 +217,7 @@ class RoutingWorld:
 
     def _carry(self, sender: int, receiver: int, message: Message) -> None:
         self.num_sent += 1
+        self.sent_by[sender] += 1
         if self._rng.random() < self.options.loss:
             self.num_lost += 1
             return
