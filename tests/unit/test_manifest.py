@@ -241,3 +241,20 @@ def test_cosine_is_above_linear_early_and_below_late() -> None:
 def test_a_schedule_that_is_all_warm_up_is_defined() -> None:
     assert learning_rate(training("linear", 12), 11) == 2.0
     assert learning_rate(training("linear", 12), 12) == 2.0
+
+
+def test_settings_at_their_later_defaults_change_no_hash() -> None:
+    """Swarms that are older than a setting keep their id and their signature."""
+    plain = manifest()
+    assert b'"export"' not in plain.canonical
+    assert b'"initial"' not in plain.canonical
+    for change in ({"export": "nobody"}, {"initial": ("ab" * 32,) * (plain.num_stages + 1)}):
+        changed = Manifest.model_validate({**plain.model_dump(), **change})
+        assert changed.swarm_id != plain.swarm_id
+        assert Manifest.from_toml(changed.to_toml()) == changed
+
+
+def test_each_stage_needs_its_initial_weights() -> None:
+    plain = manifest()
+    with pytest.raises(ValidationError, match="initial names 1 digests"):
+        Manifest.model_validate({**plain.model_dump(), "initial": ("ab" * 32,)})
