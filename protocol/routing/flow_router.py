@@ -209,7 +209,8 @@ class FlowRouter:
     def _wanted(self, decision: Decision) -> int:
         """Flows to want: by what holders said they carry; others count as if like this node."""
         usual = max(1, self._capacity - 1)
-        return fair_share(decision, lambda peer: self._room_of(peer) or usual)
+        rank = decision.data_nodes.index(self._me) if self._me in decision.data_nodes else 0
+        return fair_share(decision, lambda peer: self._room_of(peer) or usual, rank)
 
     def _present(self, decision: Decision, now: float) -> dict[PeerId, int]:
         if self._me not in decision.members:
@@ -240,7 +241,8 @@ class FlowRouter:
         return FlowReport(self._node.inflows, outflows, mean_s, self._node.last_change)
 
 
-def fair_share(decision: Decision, room_of: Callable[[PeerId], int]) -> int:
-    """What the narrowest stage has room for, shared by the data nodes."""
+def fair_share(decision: Decision, room_of: Callable[[PeerId], int], rank: int = 0) -> int:
+    """What the narrowest stage has room for, shared by the data nodes; the first get the rest."""
     narrowest = min(sum(map(room_of, holders)) for holders in decision.roster[1:])
-    return max(1, narrowest // len(decision.data_nodes))
+    share, rest = divmod(narrowest, len(decision.data_nodes))
+    return max(1, share + (rank < rest))

@@ -158,6 +158,8 @@ def test_the_narrowest_stage_counts_and_data_nodes_share_it() -> None:
     assert fair_share(decision_of([(D,), (A,), (B, C)]), rooms.__getitem__) == 8
     assert fair_share(decision_of([(D, X), (A,), (B, C)]), rooms.__getitem__) == 4
     assert fair_share(decision_of([(D, X), (A,), (B,)]), {A: 1, B: 1}.__getitem__) == 1
+    odd = [fair_share(decision_of([(D, X), (A,)]), {A: 5}.__getitem__, rank) for rank in (0, 1)]
+    assert odd == [3, 2]
 
 
 def test_flows_go_round_who_is_gone_and_strangers_are_not_heard() -> None:

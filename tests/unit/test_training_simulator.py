@@ -9,10 +9,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from protocol.simulation.routing.families import in_regions
+from protocol.errors import ConfigError
+from protocol.simulation.routing.families import in_regions, of_size
 from protocol.simulation.routing.network import RoutingNetwork
-from protocol.simulation.training import POLICIES, FaultScript, Fleet, Workload, simulate
-from protocol.simulation.training.machine import Kind
+from protocol.simulation.training import (
+    POLICIES,
+    FaultScript,
+    Fleet,
+    Workload,
+    simulate,
+    with_compute,
+)
+from protocol.simulation.training.agenda import Agenda
+from protocol.simulation.training.machine import Job, Kind, Machine, Purpose
 from protocol.simulation.training.run import TrainingRun
 
 CALM = FaultScript(())
@@ -112,5 +121,42 @@ def test_equal_seeds_give_equal_runs(name: str) -> None:
 
 
 def test_flows_take_less_time_than_chance() -> None:
-    flows, chance = (run_of(name).outcome.summary()["step_s"] for name in ("gwtf", "random"))
-    assert flows["mean"] < chance["mean"]  # type: ignore[index]
+    fleet = Fleet(in_regions(19, 4, seed=5), SMALL)
+    flows, chance = (simulate(fleet, POLICIES[name](), CALM, 1) for name in ("gwtf", "random"))
+    assert sum(flows.seconds) < sum(chance.seconds)
+
+
+def test_an_activation_without_room_stays_with_its_sender() -> None:
+    run = run_of("gwtf", churn=0.2)
+    assert run.outcome.counts["refusals"] > 0
+    assert not any(m._inboxes[Purpose.TRAIN] for m in run.machines.values())
+
+
+def test_inexact_steps_end_without_what_died_in_a_sum() -> None:
+    exact = run_of("swarm", churn=0.2).outcome
+    fleet = Fleet(NETWORK, replace(SMALL, is_exact=False))
+    script = FaultScript.draw(HOLDERS, SMALL.steps, 0.2, 1)
+    inexact = simulate(fleet, POLICIES["swarm"](), script, 1)
+    assert inexact.is_complete and inexact.counts["lost_sums"] > 0
+    assert inexact.microbatches == exact.microbatches
+    assert sum(inexact.seconds) < sum(exact.seconds)
+
+
+def test_what_somebody_waits_for_goes_before_lost_sums() -> None:
+    agenda, done = Agenda(), []
+    machine = Machine(1, 1, 1, agenda, [])
+    for number, purpose in enumerate((Purpose.TRAIN, Purpose.LOST_SUM, Purpose.REPAIR)):
+        job = Job(Kind.FORWARD, (number, 0), 1.0, lambda span: done.append(span.microbatch),
+                  lambda: False, purpose)  # fmt: skip
+        machine.admit(job)
+    assert len(machine.held) == 3 and not machine.has_room
+    agenda.run(lambda: False, 10.0)
+    assert done == [0, 2, 1]
+
+
+def test_a_network_without_compute_seconds_is_refused_until_it_has_some() -> None:
+    bare = of_size(9, 2).network(1)
+    with pytest.raises(ConfigError, match="computes in no time"):
+        Fleet(bare, SMALL)
+    assert set(with_compute(bare, 1).compute_s) <= {0.2, 0.4, 0.8}
+    assert Fleet(with_compute(bare, 1), SMALL)

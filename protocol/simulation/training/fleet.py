@@ -19,6 +19,8 @@ class Workload:
 
     A node's ``compute_s`` is the mean of forward and backward; backward takes ``backward_ratio``
     times as long as forward. The loss takes a data node ``head_share`` of its compute seconds.
+    ``detect_s`` after a crash everybody knows of it. ``is_exact``: what died in a holder's sum is
+    computed again; otherwise the step ends without it.
     """
 
     steps: int = 5
@@ -28,6 +30,7 @@ class Workload:
     head_share: float = 0.25
     update_s: float = 0.5
     detect_s: float = 4.0
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, eq=False)

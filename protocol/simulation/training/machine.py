@@ -114,6 +114,11 @@ class Machine:
                     self.most_held = max(self.most_held, len(self.held))
                     self.compute(job)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether an activation would be taken in at once."""
+        return not self._inboxes[Purpose.TRAIN] and self._has_room(Purpose.TRAIN)
+
     def _has_room(self, purpose: Purpose) -> bool:
         """A slot that anybody may take, or the one that is this purpose's own."""
         kinds = Counter(self.held.values())

@@ -39,7 +39,8 @@ class Microbatch:
 
     ``stage``: where it is, or is sent to. Whatever is under way carries the ``ticket`` of its
     departure and is ignored if the microbatch went another way since. ``forwards`` and
-    ``backwards`` hold, by stage, the work that counts.
+    ``backwards`` hold, by stage, the work that counts. ``is_kept``: nobody at ``stage`` has room,
+    and the hop before tries again; ``refused`` has those that it has asked.
     """
 
     number: int
@@ -55,6 +56,9 @@ class Microbatch:
     backwards: dict[int, Span] = field(default_factory=dict)
     repairs: dict[int, Repair] = field(default_factory=dict)
     plan: tuple[int, ...] = ()
+    refused: set[int] = field(default_factory=set)
+    pause_s: float = 0.0
+    is_kept: bool = False
 
     @property
     def slot(self) -> tuple[int, int]:
@@ -73,7 +77,9 @@ class Microbatch:
         return node
 
     def is_cut_by(self, node: int) -> bool:
-        """Whether it was on its way from ``node`` and never arrived."""
+        """Whether it was at ``node`` or on its way from there, and never arrived."""
+        if self.is_kept:
+            return self.phase is Phase.FORWARD and self.path[self.stage - 1] == node
         transfer = self.transfer
         return transfer is not None and transfer.is_cut and transfer.source == node
 
@@ -82,6 +88,7 @@ class Microbatch:
         self.ticket += 1
         self.attempt += 1
         self.phase, self.stage, self.transfer, self.plan = Phase.WAITING, 0, None, ()
+        self.is_kept = False
         self.path[1:-1] = [None] * (len(self.path) - 2)
         self.forwards.clear()
         self.backwards.clear()

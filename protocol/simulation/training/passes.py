@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from protocol.simulation.training.run import TrainingRun
 
 _FORWARD_SIZE, _BACKWARD_SIZE = 1.0, 2.5
+# Between two rounds of offers to holders without room; as the daemon does it.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class Passes:
@@ -22,11 +24,52 @@ class Passes:
 
     def forward(self, microbatch: Microbatch, stage: int) -> None:
         """Send what was computed last to a holder of ``stage``, or home for the loss."""
-        run = self._run
         microbatch.phase, microbatch.stage = Phase.FORWARD, stage
+        microbatch.refused.clear()
+        microbatch.pause_s = _FIRST_PAUSE_S
+        self._offer(microbatch)
+
+    def _offer(self, microbatch: Microbatch) -> None:
+        run, stage = self._run, microbatch.stage
+        microbatch.is_kept = False
         if stage <= run.num_stages:
-            run.assign(microbatch, stage, run.policy.next_hop(microbatch, stage))
+            node = run.policy.next_hop(microbatch, stage)
+            while node in run.noticed:  # who chose has not heard of it yet: the sending fails
+                microbatch.refused.add(node)
+                run.policy.refused(microbatch, stage)
+                node = run.policy.next_hop(microbatch, stage)
+            if node is None:
+                self._pause(microbatch)
+                return
+            run.assign(microbatch, stage, node)
         self._carry(microbatch, stage - 1, stage, self._forward_arrived)
+
+    def _pause(self, microbatch: Microbatch) -> None:
+        """Everybody there is full: ask them all again, a moment later."""
+        microbatch.refused.clear()
+        self._keep(microbatch, microbatch.pause_s)
+        microbatch.pause_s = min(2 * microbatch.pause_s, _LONGEST_PAUSE_S)
+
+    def _keep(self, microbatch: Microbatch, delay_s: float) -> None:
+        """The hop before keeps the activation, and offers it again then if it still lives."""
+        run, before = self._run, microbatch.holder(microbatch.stage - 1)
+        microbatch.ticket += 1
+        microbatch.is_kept, ticket = True, microbatch.ticket
+
+        def again() -> None:
+            if microbatch.ticket == ticket and run.machines[before].is_alive:
+                self._offer(microbatch)
+
+        run.agenda.after(delay_s, again)
+
+    def _refuse(self, microbatch: Microbatch, node: int) -> None:
+        run, stage = self._run, microbatch.stage
+        run.policy.refused(microbatch, stage)
+        run.unassign(microbatch, stage)
+        run.count_message()
+        run.outcome.counts["refusals"] += 1
+        microbatch.refused.add(node)
+        self._keep(microbatch, run.fleet.latency_s(node, microbatch.holder(stage - 1)))
 
     def backward(self, microbatch: Microbatch, stage: int) -> None:
         """Send the gradient to the holder of ``stage``; to stage 0 is home."""
@@ -67,6 +110,9 @@ class Passes:
                 self._job(microbatch, Kind.HEAD, duration_s, lambda s: self._lost_at(microbatch, s))
             )
             return
+        if run.policy.refuses and not machine.has_room:
+            self._refuse(microbatch, node)
+            return
         duration_s = run.fleet.forward_s(node)
         machine.admit(
             self._job(microbatch, Kind.FORWARD, duration_s, lambda s: self._went(microbatch, s))
@@ -86,6 +132,7 @@ class Passes:
     def _backward_arrived(self, microbatch: Microbatch) -> None:
         run, stage = self._run, microbatch.stage
         node = microbatch.holder(stage)
+        run.policy.returned(microbatch, stage + 1)
         if stage == 0:
             self._commit(microbatch)
             return

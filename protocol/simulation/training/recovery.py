@@ -84,6 +84,9 @@ class Recoveries:
             self.recover(microbatch, stage)
             return
         run.outcome.counts["lost_sums"] += 1
+        if not run.fleet.workload.is_exact:
+            del microbatch.forwards[stage]
+            return
         self._again(microbatch, stage, continues=False)
 
     def recover(self, microbatch: Microbatch, stage: int) -> None:

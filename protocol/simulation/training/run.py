@@ -118,6 +118,7 @@ class TrainingRun:
             self.is_over = True
             return
         self._let_in()
+        self.policy.opens()
         for machine in self.machines.values():
             machine.step = self.step
         self._crashes = deque(self.script.of_step(self.step))

@@ -74,6 +74,7 @@ class Policy:
 
     name = ""
     recovery = Recovery.PATH
+    refuses = False  # whether a holder without room sends an activation back, or lets it wait there
 
     def attach(self, world: World, stages: dict[int, int]) -> dict[int, int]:
         """See the world, and the stages that nodes have; return those that they shall have."""
@@ -83,6 +84,9 @@ class Policy:
     def prepare_s(self) -> float:
         """Return how long this policy needs before the first step."""
         return 0.0
+
+    def opens(self) -> None:
+        """A step opens; newcomers have joined."""
 
     def opening_s(self) -> float:
         """Return how long it needs before work begins on a step that opens now."""
@@ -96,8 +100,8 @@ class Policy:
     def started(self, microbatch: Microbatch) -> None:
         """A microbatch begins: plan its path, if the policy plans paths."""
 
-    def next_hop(self, microbatch: Microbatch, stage: int) -> int:
-        """Return the holder of ``stage`` that a microbatch goes to."""
+    def next_hop(self, microbatch: Microbatch, stage: int) -> int | None:
+        """Return the holder of ``stage`` that a microbatch goes to, or None to ask again later."""
         raise AssertionError(f"{self.name} chooses nobody for microbatch {microbatch.number}")
 
     def replacement(self, microbatch: Microbatch, stage: int) -> int:
@@ -123,6 +127,12 @@ class Policy:
 
     def answered(self, microbatch: Microbatch, stage: int, seconds: float, size: float) -> None:
         """A holder did its part, ``seconds`` after it was sent to it; backward has more size."""
+
+    def refused(self, microbatch: Microbatch, stage: int) -> None:
+        """The holder that was chosen has no room; the next choice is ``next_hop``'s."""
+
+    def returned(self, microbatch: Microbatch, stage: int) -> None:
+        """The gradient of ``stage`` is back at the hop before."""
 
     def ended(self, microbatch: Microbatch) -> None:
         """A microbatch was committed, or goes back to the beginning; its path still stands."""

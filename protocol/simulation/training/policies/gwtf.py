@@ -1,4 +1,4 @@
-"""GWTF: the FlowNode state machines of ``protocol.routing``, exchanging messages in simulated time.
+"""GWTF: the FlowRouter of the daemon, one per node, exchanging messages in simulated time.
 
 Control messages take the link's latency and come in order. Each node ticks at a phase of its own.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import NamedTuple
 
 from protocol.keys import PeerId
-from protocol.messages import Message
-from protocol.routing.flow_node import FlowEdge, FlowNode, Send
-from protocol.routing.settings import RoutingSettings
+from protocol.messages import Decision, Message
+from protocol.routing import FlowRouter, RoutingSettings, Send
 from protocol.simulation.routing.network import peer_at
 from protocol.simulation.training.fleet import Fleet
 from protocol.simulation.training.microbatch import Microbatch
@@ -39,19 +39,32 @@ class _Costs:
         """Latency and transfer, mean of both directions."""
         return self._fleet.link_s(self._node, _node_at(peer))
 
+    def rtt_s(self, peer: PeerId) -> float:
+        """Latency there and back."""
+        other = _node_at(peer)
+        return self._fleet.latency_s(self._node, other) + self._fleet.latency_s(other, self._node)
+
+
+class _Counted(NamedTuple):
+    """A hop that the router of ``source`` counts until its gradient is back."""
+
+    source: int
+    target: PeerId
+    offered_s: float
+
 
 class Gwtf(Policy):
-    """A microbatch takes a unit of flow; without one it goes to the cheapest holder with room."""
+    """Every node asks its own router; what has no room is told so, and the sender keeps it."""
 
     name = "gwtf"
+    refuses = True
 
     def attach(self, world: World, stages: dict[int, int]) -> dict[int, int]:
         """Start the data nodes' routers; the holders' start when they join."""
         self.settings = RoutingSettings()
-        self._nodes: dict[int, FlowNode] = {}
-        self._known: dict[PeerId, int] = {}
-        self._taken: dict[int, dict[int, tuple[int, FlowEdge]]] = {}
-        self._busy: set[tuple[int, int]] = set()
+        self._routers: dict[int, FlowRouter] = {}
+        self._counted: dict[tuple[int, int], _Counted] = {}
+        self._step = self._term = 0
         super().attach(world, stages)
         for data_node in world.fleet.network.data_nodes:
             self._enter(data_node, 0)
@@ -59,150 +72,137 @@ class Gwtf(Policy):
 
     def prepare_s(self) -> float:
         """Let the routes form before the first step."""
+        self._decide()
         return _PREPARE_TICKS * self.settings.tick_s
 
     # --- control plane -----------------------------------------------------------------------
 
     def joined(self, node: int) -> None:
-        """Start its router; everybody learns of it a moment later."""
+        """Start its router; the decision that opens the step names it."""
         self._enter(node, self.world.stage_of(node))
 
-    def lost(self, node: int) -> None:
-        """Everybody that lives forgets it."""
-        del self._known[peer_at(node)]
-        for other in sorted(self._nodes):
-            if self.world.is_alive(other):
-                self._act(other, lambda flow, now: flow.lose(peer_at(node), now))
+    def opens(self) -> None:
+        """Everybody hears of the step and of who belongs to it."""
+        self._step += 1
+        self._decide()
 
-    def path_cost_s(self, node: int) -> float | None:
-        """The mean cost of the flows from here on, as in its record."""
-        edges = self._nodes[node].outflows if node in self._nodes else ()
-        costs = [edge.link_cost_s + edge.cost_to_sink_s for edge in edges]
-        return sum(costs) / len(costs) if costs else None
+    def lost(self, node: int) -> None:
+        """Sessions to it end, and the step goes on under another term without it."""
+        for other in sorted(self._routers):
+            self._act(other, lambda r, now: r.on_session(peer_at(node), is_up=False, now=now))
+        self._decide()
+
+    def _decide(self) -> None:
+        self._term += 1
+        world, network = self.world, self.world.fleet.network
+        members = [network.data_nodes, *map(world.holders, range(1, world.num_stages + 1))]
+        self._decision = decision = Decision.model_construct(
+            swarm="", step=self._step, term=self._term, ballot=0, shares=(), digests=(),
+            roster=tuple(tuple(sorted(map(peer_at, nodes))) for nodes in members),
+        )  # fmt: skip
+        leader = network.data_nodes[0]
+        for other in sorted(self._routers):
+            delay_s = world.fleet.latency_s(leader, other) if other != leader else 0.0
+            self._later(delay_s, other, lambda r, now: r.on_decision(decision, now))
 
     def _enter(self, node: int, stage: int) -> None:
         world = self.world
-        self._known[peer_at(node)] = stage
-        demand = world.fleet.network.demands[world.fleet.site(node)] if stage == 0 else 0
-        self._nodes[node] = FlowNode(
+        costs = _Costs(world.fleet, node)
+        self._routers[node] = FlowRouter(
             peer_at(node),
-            stage=stage,
-            num_stages=world.num_stages,
-            capacity=demand if stage == 0 else world.fleet.capacity(node),
-            demand=demand,
-            costs=_Costs(world.fleet, node),
+            costs=costs,
+            rtt_s=costs.rtt_s,
             rng=Random(world.rng.getrandbits(64)),  # noqa: S311 (a simulation)
             settings=self.settings,
+            room_of=lambda peer: world.fleet.capacity(_node_at(peer)),
         )
-        for other in sorted(self._nodes):
-            delay_s = world.fleet.latency_s(node, other) if other != node else 0.0
-            world.agenda.after(delay_s, lambda o=other: self._learn(o))  # type: ignore[misc]
+        room = 1 + world.fleet.capacity(node)  # a holder keeps a slot for repairs beside its flows
+        self._act(node, lambda r, now: r.serve(stage, world.num_stages, room, now))
         world.agenda.after(world.rng.random() * self.settings.tick_s, lambda: self._tick(node))
-
-    def _learn(self, node: int) -> None:
-        known = {p: s for p, s in self._known.items() if _node_at(p) != node}
-        self._act(node, lambda flow, now: flow.set_peers(known, now))
 
     def _tick(self, node: int) -> None:
         if not self.world.is_alive(node):
-            del self._nodes[node]
+            del self._routers[node]
             return
-        self._act(node, lambda flow, now: flow.tick(now))
+        self._act(node, lambda r, now: r.tick(now))
         self.world.agenda.after(self.settings.tick_s, lambda: self._tick(node))
         if self.world.stage_of(node) == 0:
             self.world.issue()
 
-    def _act(self, node: int, action: Callable[[FlowNode, float], list[Send]]) -> None:
-        world = self.world
-        if node not in self._nodes or not world.is_alive(node):
-            return
-        for send in action(self._nodes[node], world.agenda.now):
-            world.count_message()
-            target = _node_at(send.peer)
-            delay_s = world.fleet.latency_s(node, target)
-            world.agenda.after(delay_s, lambda t=target, m=send.message: self._arrive(node, t, m))  # type: ignore[misc]
+    def _later(
+        self, delay_s: float, node: int, act: Callable[[FlowRouter, float], list[Send]]
+    ) -> None:
+        self.world.agenda.after(delay_s, lambda: self._act(node, act))
 
-    def _arrive(self, sender: int, node: int, message: Message) -> None:
-        self._act(node, lambda flow, now: flow.handle(peer_at(sender), message, now))
+    def _act(self, node: int, act: Callable[[FlowRouter, float], list[Send]]) -> None:
+        world = self.world
+        if node not in self._routers or not world.is_alive(node):
+            return
+        for send in act(self._routers[node], world.agenda.now):
+            world.count_message()
+            self._deliver(node, _node_at(send.peer), send.message)
+
+    def _deliver(self, source: int, target: int, message: Message) -> None:
+        delay_s = self.world.fleet.latency_s(source, target)
+        self._later(delay_s, target, lambda r, now: r.handle(peer_at(source), message, now))
+
+    def path_cost_s(self, node: int) -> float | None:
+        """The mean cost of the flows from here on, as its record tells it."""
+        return self._routers[node].report.cost_s if node in self._routers else None
 
     # --- data plane --------------------------------------------------------------------------
 
     def may_start(self, data_node: int) -> bool:
-        """While a unit of flow is free; beside the flows only while they are too few."""
-        if not super().may_start(data_node):
-            return False
-        return self._free(data_node, data_node) is not None or self._is_forming(data_node)
+        """As many as the router's window allows."""
+        window = self._routers[data_node].window(self._decision, self.world.agenda.now)
+        return self.world.in_flight(data_node) < window
 
-    def _is_forming(self, data_node: int) -> bool:
-        world = self.world
-        demand = world.fleet.network.demands[data_node]
-        return len(self._nodes[data_node].outflows) < demand and any(
-            world.room(n) > 0 for n in world.holders(1)
-        )
-
-    def _free(self, node: int, data_node: int) -> FlowEdge | None:
-        """Return the cheapest unit from ``node`` to ``data_node`` that no microbatch uses."""
-        free = [
-            edge
-            for edge in self._nodes[node].outflows
-            if edge.target == peer_at(data_node)
-            and (node, edge.edge_id) not in self._busy
-            and peer_at(_node_at(edge.peer)) in self._known
-        ]
-        return min(free, key=lambda e: (e.link_cost_s + e.cost_to_sink_s, e.edge_id), default=None)
-
-    def next_hop(self, microbatch: Microbatch, stage: int) -> int:
-        """Along the pair of its unit, else any free unit, else beside the flows."""
-        before = microbatch.holder(stage - 1)
-        edge = self._onward(microbatch, stage, before)
-        if edge is None:
-            return self._beside(before, stage, microbatch.path[stage])
-        self._take(microbatch, stage, before, edge)
-        return _node_at(edge.peer)
-
-    def _onward(self, microbatch: Microbatch, stage: int, before: int) -> FlowEdge | None:
-        self._give_back(microbatch, stage)
-        taken = self._taken.get(microbatch.number, {}).get(stage - 1)
-        if before not in self._nodes:
+    def next_hop(self, microbatch: Microbatch, stage: int) -> int | None:
+        """Whom the router of the hop before names, or None: wait a moment."""
+        gone = microbatch.path[stage]
+        self._uncount(microbatch, stage, is_fault=gone is not None)
+        before, now = microbatch.holder(stage - 1), self.world.agenda.now
+        if before not in self._routers:
+            return self.earliest(microbatch, stage)
+        data_node = peer_at(microbatch.data_node)
+        avoid = {peer_at(n) for n in (*microbatch.refused, gone) if n is not None}
+        previous = peer_at(microbatch.holder(stage - 2)) if stage > 1 else None
+        router = self._routers[before]
+        peer = router.choose(stage, avoid, now, data_node=data_node, previous=previous)
+        if peer is None:
             return None
-        if taken is not None:
-            origin, inward = taken
-            for a, b in self._nodes[before].pairs():
-                if (a.peer, a.edge_id) == (peer_at(origin), inward.edge_id) and self._is_usable(
-                    before, b
-                ):
-                    return b
-        return self._free(before, microbatch.data_node)
+        router.sent(peer, now, data_node=data_node)
+        self._counted[microbatch.number, stage] = _Counted(before, peer, now)
+        return _node_at(peer)
 
-    def _is_usable(self, node: int, edge: FlowEdge) -> bool:
-        return (node, edge.edge_id) not in self._busy and edge.peer in self._known
-
-    def _take(self, microbatch: Microbatch, stage: int, node: int, edge: FlowEdge) -> None:
-        self._busy.add((node, edge.edge_id))
-        self._taken.setdefault(microbatch.number, {})[stage] = node, edge
-
-    def _give_back(self, microbatch: Microbatch, stage: int) -> None:
-        taken = self._taken.get(microbatch.number, {}).pop(stage, None)
-        if taken is not None:
-            self._busy.discard((taken[0], taken[1].edge_id))
-
-    def _beside(self, before: int, stage: int, avoid: int | None) -> int:
-        """The cheapest holder with room, else the one with the least to do."""
-        world, fleet = self.world, self.world.fleet
-        holders = [n for n in world.holders(stage) if n != avoid] or list(world.holders(stage))
-
-        def worth(node: int) -> tuple[float, float, int]:
-            lacking = max(0, 1 - world.room(node))
-            return lacking * fleet.compute_s(node), fleet.cost_s(before, node), node
-
-        return min(holders, key=worth)
+    def refused(self, microbatch: Microbatch, stage: int) -> None:
+        """Who has no room is not to blame."""
+        self._uncount(microbatch, stage, is_fault=False)
 
     def replacement(self, microbatch: Microbatch, stage: int) -> int:
-        """A holder with an unpaired unit or room: it needs no way onward, only its stage."""
-        self._give_back(microbatch, stage)
+        """Whoever is done first; it needs no way onward, only its stage."""
+        self._uncount(microbatch, stage, is_fault=True)
         return self.earliest(microbatch, stage)
 
+    def returned(self, microbatch: Microbatch, stage: int) -> None:
+        """The gradient of ``stage`` is back at the hop before."""
+        counted = self._counted.pop((microbatch.number, stage), None)
+        if counted is not None and counted.source in self._routers:
+            now = self.world.agenda.now
+            self._routers[counted.source].returned(
+                counted.target, now - counted.offered_s, now,
+                data_node=peer_at(microbatch.data_node),
+            )  # fmt: skip
+
     def ended(self, microbatch: Microbatch) -> None:
-        """Its units are free again."""
-        for node, edge in self._taken.pop(microbatch.number, {}).values():
-            self._busy.discard((node, edge.edge_id))
+        """Nothing comes back any more."""
+        for stage in range(1, self.world.num_stages + 1):
+            self._uncount(microbatch, stage, is_fault=False)
+
+    def _uncount(self, microbatch: Microbatch, stage: int, *, is_fault: bool) -> None:
+        counted = self._counted.pop((microbatch.number, stage), None)
+        if counted is not None and counted.source in self._routers:
+            self._routers[counted.source].lost(
+                counted.target, self.world.agenda.now,
+                data_node=peer_at(microbatch.data_node), is_fault=is_fault,
+            )  # fmt: skip
