@@ -77,7 +77,9 @@ def run_job(job: Job) -> dict[str, Any]:
     clock = time.process_time if job.table == "messages" else None
     began = time.monotonic()
     trial = run_trial(told, "gwtf", script, job.seed, options=WorldOptions(loss=LOSS), clock=clock)
-    return asdict(job) | _numbers(network, trial) | {"seconds": time.monotonic() - began}
+    others = _others(trial) if job.table == "cost" else {}
+    seconds = time.monotonic() - began
+    return asdict(job) | _numbers(network, trial) | {"others": others, "seconds": seconds}
 
 
 def _numbers(network: RoutingNetwork, trial: Trial) -> dict[str, Any]:
@@ -101,7 +103,6 @@ def _numbers(network: RoutingNetwork, trial: Trial) -> dict[str, Any]:
         "messages": [round(p.messages_per_node, 1) for p in points[:GROWING_TICKS]],
         "most_messages": [p.most_messages for p in points[:GROWING_TICKS]],
         "cpu_us": 1e6 * trial.cpu_s / node_ticks,
-        "others": {} if trial.changes else _others(trial),
     }
 
 

@@ -191,7 +191,7 @@ def _messages(results: Sequence[Result]) -> str:
 _MESSAGES_NOTE = """\
 One run each, with one data node, which wants all that can flow. Columns 2 and 3: while routes grow.
 A node looks at thirty peers of the next stage at most, and tells twelve at once what changed; in
-small swarms a stage has fewer (4 at N=33, 10 at N=100). N=5000 ran for two ticks only."""
+small swarms a stage has fewer (4 at N=33, 10 at N=100)."""
 
 
 def _by_family(results: Sequence[Result], table: str) -> list[tuple[str, list[Result]]]:
