@@ -132,10 +132,14 @@ class Session:
             self._on_pinned(message, envelope.sender)
         elif isinstance(message, Stuck):
             self.stuck[message.attempt] = message
-        elif isinstance(message, Extend) and message.stage == self.ctx.num_stages + 1:
+        elif isinstance(message, Extend) and self._is_answer(message, envelope.sender):
             for tensor in envelope.tensors:
                 self.answers[message.attempt] = tensor
         self.news.notify()
+
+    def _is_answer(self, message: Extend, sender: PeerId) -> bool:
+        last = self.ctx.num_stages
+        return message.stage == last + 1 and sender in self.stages[last].held
 
     def _on_pinned(self, message: Pinned, sender: PeerId) -> None:
         stage = self.stages.get(message.stage)

@@ -272,6 +272,18 @@ async def test_a_stranger_neither_ends_nor_uses_a_session(autojump_clock, world:
         assert [m for m in world.c1.heard if m.kind in ("extend", "state_chunk")] == []
 
 
+async def test_only_the_last_stage_answers(autojump_clock, world: World) -> None:
+    async with world.data.sessions.generation(5) as generation:
+        answer = Extend(
+            step=1, owner=DATA, session=generation._session.number, stage=3, attempt=0, position=0,
+            route=(),
+        )  # fmt: skip
+        for machine, num_answers in ((world.b1, 0), (world.c1, 1)):
+            await machine.network.send(DATA, answer, (torch.zeros(1, 1, 4),))
+            await trio.sleep(1)
+            assert len(generation._session.answers) == num_answers
+
+
 async def test_tokens_that_do_not_follow_are_refused(autojump_clock, world: World) -> None:
     async with world.data.sessions.generation(5) as generation:
         extend = Extend(
