@@ -11,6 +11,7 @@ from protocol.core.holder_flow import HolderFlow
 from protocol.keys import PeerId
 from protocol.messages import WorkId
 from protocol.ports import JobKind
+from protocol.routing import FlowRouter
 from protocol.simulation.checks import check_law
 from protocol.simulation.faults import Fault
 from protocol.simulation.host import FREE
@@ -18,13 +19,13 @@ from protocol.simulation.world import NodePlan
 
 COSTS: dict[JobKind, float] = {**FREE, "forward": 0.2, "backward": 0.4, "edge": 0.05, "embed": 0.02}
 STAGES = (0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)
-MIDDLE, STEP, CAPACITY = 5, 1, 2
+MIDDLE, STEP, CAPACITY, QUOTA = 5, 1, 2, 16
 # One offer and its way; a second pause of an offer that found no place is longer.
 AT_ONCE_S = 0.1
 
 
 def test_a_replacement_never_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each holder has one place for flows and one for repairs; the lost one had one flow."""
+    """Each holder has one place for new microbatches, of which there are too many, and a spare."""
     repaired: dict[WorkId, float] = {}
     begun: dict[WorkId, float] = {}
     refused: list[WorkId] = []
@@ -48,11 +49,12 @@ def test_a_replacement_never_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) 
             refused.extend([] if room else [message.work])
         return room
 
+    monkeypatch.setattr(FlowRouter, "window", lambda *_: QUOTA)
     monkeypatch.setattr(HandingOn, "_repairing", note_repair)
     monkeypatch.setattr(HolderFlow, "_begin", note_begin)
     monkeypatch.setattr(HolderFlow, "_has_room_for", note_room)
     simulation = toy_swarm(
-        num_stages=3, steps=3, quota=24, min_holders=2, costs=COSTS,
+        num_stages=3, steps=3, quota=QUOTA, min_holders=2, costs=COSTS,
         plans=tuple(NodePlan(stage, capacity=CAPACITY) for stage in STAGES),
         faults=[Fault("kill", MIDDLE, "before_backward", step=STEP)],
     )  # fmt: skip
