@@ -159,7 +159,7 @@ def make_stage_gradients(manifest: Manifest) -> int:
     return make_stages(manifest, config, plan_memory(manifest, config), None)(1).num_gradients
 
 
-@pytest.mark.parametrize("recovery", [{"method": "checkfree"}, {"share_ends": True}])
+@pytest.mark.parametrize("recovery", [{"method": "checkfree_plus"}, {"share_ends": True}])
 def test_a_recovery_that_nobody_carries_out_is_refused(recovery: dict[str, object]) -> None:
     manifest = Manifest.model_validate(
         {**manifest_of(4).model_dump(mode="json"), "recovery": recovery}
