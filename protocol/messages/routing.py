@@ -23,8 +23,11 @@ MAX_LABELS = 8  # of one message
 MAX_UNITS = 64  # of one state
 MAX_MET = 4  # flows of other data nodes that one message compares
 
-Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Delta = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+# Nobody may say more, nor make others say it who add to what they heard.
+MOST_S = 1e9
+
+Seconds = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
+Delta = Annotated[float, Field(ge=-MOST_S, le=MOST_S, allow_inf_nan=False)]
 EdgeId = Annotated[int, Field(ge=0, lt=2**53)]
 ToSink = Annotated[tuple[tuple[EdgeId, Seconds], ...], Field(max_length=MAX_EDGES)]
 FromSource = Annotated[

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from protocol.keys import PeerId
 from protocol.messages import Message
+from protocol.messages.routing import MOST_S
 from protocol.routing.settings import RoutingSettings
 from protocol.routing.tables import FlowTable
 from protocol.routing.view import View
@@ -73,6 +74,10 @@ class Context:
         """Stage 0: source and sink of its own flows."""
         return self.stage == 0
 
+    def is_sink(self, peer: PeerId) -> bool:
+        """Whether flows through here may end at ``peer``: nobody else's targets are remembered."""
+        return peer == self.me if self.is_data_node else self.view.known.get(peer) == 0
+
     def send(self, peer: PeerId, message: Message) -> None:
         """Send ``message`` with this round's actions."""
         self.outbox.append(Send(peer, message))
@@ -111,4 +116,4 @@ class Context:
     def link_s(self, peer: PeerId) -> float:
         """d_ij (spec 1.1): half of both ends' compute time, and the link."""
         other = self.view.compute_of.get(peer, 0.0)
-        return 0.5 * (self.costs.compute_s() + other) + self.costs.link_s(peer)
+        return min(MOST_S, 0.5 * (self.costs.compute_s() + other) + self.costs.link_s(peer))

@@ -14,6 +14,7 @@ from protocol.keys import PeerId
 from protocol.messages.routing import (
     MAX_OFFERS,
     MAX_SPARE,
+    MOST_S,
     FlowAnswer,
     FlowOffers,
     FlowRelease,
@@ -96,7 +97,8 @@ class Growth:
         """Fresh prices of a peer of the next stage."""
         seen = self._ctx.view.next.get(sender)
         if seen is not None:
-            seen.offers = {target: list(prices) for target, prices in offers}
+            known = [offer for offer in offers if self._ctx.is_sink(offer[0])]
+            seen.offers = {target: list(prices) for target, prices in known}
 
     # -- requests
 
@@ -155,7 +157,7 @@ class Growth:
         if len(asked[peer, target]) >= MAX_SPARE:
             return
         quote, edge_id = seen.offers[target].pop(0), ctx.new_id()
-        cost = None if from_s is None else from_s + seen.link_s
+        cost = None if from_s is None else min(MOST_S, from_s + seen.link_s)
         asked[peer, target].append((edge_id, quote, cost))
         ctx.pending[edge_id] = Pending(peer, target, seen.link_s, ctx.tick)
 
@@ -238,6 +240,9 @@ class Growth:
                     unwanted.append(edge_id)
                 continue
             del ctx.pending[edge_id]
+            if not self._has_place(asked.target):
+                unwanted.append(edge_id)
+                continue
             edge = OutEdge(sender, edge_id, asked.target, asked.link_s, to_s, ctx.tick)
             ctx.table.add_out(edge, ctx.tick)
         for edge_id in answer.refused:
@@ -246,6 +251,13 @@ class Growth:
         if unwanted:
             ctx.send(sender, FlowRelease(cancelled=tuple(unwanted)))
         self.heard_offers(sender, answer.offers)
+
+    def _has_place(self, target: PeerId) -> bool:
+        """Whether an outflow fits: the inflow that it was for may be gone, and its place taken."""
+        ctx = self._ctx
+        if ctx.is_data_node or ctx.table.used < ctx.capacity:
+            return True
+        return any(edge.target == target for edge in ctx.table.orphans())
 
     # -- giving back
 

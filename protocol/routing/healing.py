@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 
 from protocol.keys import PeerId
-from protocol.messages.routing import MAX_EDGES, FlowCheck, FlowCosts, FlowRelease
+from protocol.messages.routing import MAX_EDGES, MOST_S, FlowCheck, FlowCosts, FlowRelease
 from protocol.routing.context import Context
 from protocol.routing.tables import InEdge, OutEdge
 
@@ -47,8 +47,13 @@ class Healing:
             return 0.0
         return math.inf if edge.into is None else edge.into.from_s
 
+    def _told_down(self, edge: OutEdge) -> float:
+        """Cost from the source to the other end of ``edge``; infinite if there is no source yet."""
+        from_s = self._from_source(edge)
+        return min(MOST_S, from_s + edge.link_s) if from_s < math.inf else from_s
+
     def _tell_down(self, edge: OutEdge, told: Told, *, only_life: bool) -> None:
-        cost = self._from_source(edge) + edge.link_s
+        cost = self._told_down(edge)
         if cost == edge.told_s or (only_life and math.isinf(cost) == math.isinf(edge.told_s)):
             return
         if edge.told_s == -1.0 and math.isinf(cost):
@@ -103,7 +108,7 @@ class Healing:
             return
         told: Told = (defaultdict(list), defaultdict(list))
         for edge in ctx.table.outs.values():
-            cost = self._from_source(edge) + edge.link_s
+            cost = self._told_down(edge)
             known = cost if cost < math.inf else None
             told[1][edge.peer].append((edge.edge_id, known, edge.link_s))
         for inflow in ctx.table.ins.values():

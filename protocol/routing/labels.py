@@ -24,6 +24,7 @@ from protocol.keys import PeerId
 from protocol.messages.routing import (
     MAX_HOPS,
     MAX_LABELS,
+    MOST_S,
     Change,
     FlowLabels,
     Hop,
@@ -82,7 +83,7 @@ class Labels:
         for key, label in message.parsed.items():
             if label is None:
                 heard.pop(key, None)
-            else:
+            elif self._ctx.is_sink(key[0]):
                 heard[key] = label
 
     def forget(self, peer: PeerId) -> None:
@@ -219,6 +220,8 @@ class Labels:
 
     def _made(self, path: tuple[Hop, ...]) -> Label | None:
         """A label; of a long walk only the nearest vertices are kept, with their costs."""
+        if abs(path[0][3]) > MOST_S:
+            return None  # somebody said something absurd
         return make_label(path[: self._max_hops])
 
     # -- cycles

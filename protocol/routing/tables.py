@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.keys import PeerId
+from protocol.messages.routing import MOST_S
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +51,7 @@ class OutEdge:
     @property
     def cost_s(self) -> float:
         """Cost from here to the sink."""
-        return self.link_s + self.to_s
+        return min(MOST_S, self.link_s + self.to_s)
 
     @property
     def is_live(self) -> bool:
@@ -133,7 +134,7 @@ class FlowTable:
         new: Iterable[InEdge | OutEdge],
         tick: int,
     ) -> None:
-        """Drop some edges and take others, then pair."""
+        """Drop some edges and take others, then pair; nothing replaces an edge that is there."""
         for edge in gone:
             if isinstance(edge, InEdge):
                 if self.ins.pop((edge.peer, edge.edge_id), None) and edge.out is not None:
@@ -143,9 +144,9 @@ class FlowTable:
         for edge in new:
             edge.unpaired_since = tick
             if isinstance(edge, InEdge):
-                self.ins[edge.peer, edge.edge_id] = edge
+                self.ins.setdefault((edge.peer, edge.edge_id), edge)
             else:
-                self.outs[edge.edge_id] = edge
+                self.outs.setdefault(edge.edge_id, edge)
         self.pair_up(tick)
 
     def num_live(self) -> int:

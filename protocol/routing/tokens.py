@@ -30,6 +30,9 @@ from protocol.routing.context import Context
 from protocol.routing.labels import Cycle, Labels
 from protocol.routing.tables import InEdge, OutEdge
 
+# Far more than come up by themselves: tokens whose end is awaited, units that arrive at a sink.
+MAX_HELD = 1024
+_MOST_AT_SINK = 64
 Priced = tuple[int, int, float]  # index of a change, edge id, cost
 
 
@@ -155,7 +158,9 @@ class Tokens:
         is_mine = any(ctx.me in change[1:3] for change in changes)
         if not is_mine or gone is None or any(edge.token for edge in gone):
             return refusal
-        if not self._knows(changes):
+        if len({id(edge) for edge in gone}) < len(gone):
+            return refusal  # an edge that ends twice would make room twice
+        if not self._knows(changes) or self._is_flooded():
             return refusal
         extra = self._extra_units(changes)
         is_growing = sum(1 if change[0] else -1 for change in changes) > 0
@@ -179,6 +184,12 @@ class Tokens:
             message.token, initiator, changes, extra, ctx.tick, new_ids
         )
         return TokenVote(token=message.token, is_ok=True, priced=tuple(priced))
+
+    def _is_flooded(self) -> bool:
+        """Whether somebody makes tokens for their own sake."""
+        most = _MOST_AT_SINK + 4 * self._ctx.demand
+        is_full = self._ctx.is_data_node and len(self._ctx.table.ins) > most
+        return is_full or len(self._held) >= MAX_HELD
 
     def _edges(self, changes: Iterable[Change]) -> list[InEdge | OutEdge] | None:
         """My edges that the changes end; None if one is not there."""
@@ -205,7 +216,7 @@ class Tokens:
                 return False
             if down == ctx.me and ctx.view.known.get(up) != (ctx.stage - 1) % ring:
                 return False
-            if ctx.is_data_node and ctx.me in (up, down) and target != ctx.me:
+            if ctx.me in (up, down) and not ctx.is_sink(target):
                 return False
         return True
 
@@ -278,35 +289,40 @@ class Tokens:
             if ctx.me not in change[1:3]:
                 continue
             if change[0] and i in priced:
-                new.append(self._new_edge(change, priced[i]))
+                new.append(self._new_edge(change, priced[i], held.new_ids.get(i)))
             elif change[0]:
                 continue
             else:
                 gone += self._edges([change]) or []
         ctx.table.exchange(gone, new, ctx.tick)
-        self._shed([edge for edge in new if isinstance(edge, InEdge)])
+        self._shed(new)
         vertices = [(p, side) for c in held.changes for p in c[1:3] for side in (False, True)]
         self._labels.invalidate(vertices)
 
-    def _new_edge(self, change: Change, priced: Priced) -> InEdge | OutEdge:
+    def _new_edge(self, change: Change, priced: Priced, my_id: int | None) -> InEdge | OutEdge:
         """A new edge is live at once; its real costs come with the next FlowCosts."""
-        ctx = self._ctx
+        ctx, link_s = self._ctx, max(0.0, priced[2])
         _, up, down, target, _ = change
-        if up == ctx.me:
+        if my_id is not None:
             others = [e.to_s for e in ctx.table.outs.values() if e.target == target]
             to_s = 0.0 if ctx.stage == ctx.num_stages else max(others, default=0.0)
-            return OutEdge(down, priced[1], target, priced[2], to_s, ctx.tick)
+            return OutEdge(down, my_id, target, link_s, to_s, ctx.tick)
         others = [e.from_s for e in ctx.table.ins.values() if e.target == target and e.is_live]
         from_s = max(others, default=0.0)
-        return InEdge(up, priced[1], target, priced[2], from_s, ctx.tick)
+        return InEdge(up, priced[1], target, link_s, from_s, ctx.tick)
 
-    def _shed(self, new: list[InEdge]) -> None:
+    def _shed(self, new: list[InEdge | OutEdge]) -> None:
         """Never above the capacity, whatever happened between vote and word."""
         ctx = self._ctx
-        for edge in new:
-            if not ctx.is_data_node and ctx.table.used > ctx.capacity:
+        for edge in sorted(new, key=lambda edge: isinstance(edge, OutEdge)):
+            if ctx.is_data_node or ctx.table.used <= ctx.capacity:
+                return
+            if isinstance(edge, InEdge):
                 ctx.table.drop_in(edge, ctx.tick)
                 ctx.send(edge.peer, FlowRelease(pushed_back=(edge.edge_id,)))
+            else:
+                ctx.table.drop_out(edge, ctx.tick)
+                ctx.send(edge.peer, FlowRelease(cancelled=(edge.edge_id,)))
 
     # -- time
 
