@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from node.status import (
     ErrorAnswer,
@@ -34,7 +35,7 @@ from node.status import (
     Setting,
     StepStatus,
 )
-from node.streaming import Emit, Streamed
+from node.streaming import Emit, Streamed, cutting_off
 from protocol.errors import ConfigError, IdentityError, ResourceError, ShoalError
 from protocol.manifest import explain
 
@@ -111,7 +112,7 @@ async def serve_control(
     ):
         url = f"http://{metrics_host}:{metrics.getsockname()[1]}/metrics"
         async with trio.open_nursery() as nursery:
-            await nursery.start(_serve, control_app(facade), control)
+            await nursery.start(_serve, cutting_off(control_app(facade)), control)
             await nursery.start(_serve, metrics_app(exposition), metrics)
             task_status.started(ControlAddresses(socket_path, url))
 
@@ -222,7 +223,7 @@ def _generate_request(body: bytes) -> GenerateRequest:
 
 
 async def _serve(
-    app: Starlette,
+    app: ASGIApp,
     listener: socket.socket,
     *,
     task_status: TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
 
 import trio
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.errors import ShoalError
 
@@ -47,6 +50,33 @@ class Streamed(Response):
             headers = [item for item in self.raw_headers if item[0] != b"content-length"]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def cutting_off(app: ASGIApp) -> ASGIApp:
+    """Cut off clients that have stopped reading when we end: hypercorn shields its sends."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        is_done = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cut_off_unless, is_done, send)
+            await app(scope, receive, send)
+            is_done.set()
+
+    return serve
+
+
+async def _cut_off_unless(is_done: trio.Event, send: Any) -> None:
+    try:
+        await is_done.wait()
+    finally:
+        if not is_done.is_set():
+            # hypercorn's stream of HTTP, of the connection's protocol, of its TCP server
+            with suppress(OSError):
+                connection = send.__self__.send.__self__.send.__self__.stream.socket
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

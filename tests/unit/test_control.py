@@ -149,6 +149,15 @@ async def test_a_client_that_hangs_up_cancels_what_it_asked_for(tmp_path: Path) 
         assert (await ask(tmp_path, ControlClient.status)).step == 7
 
 
+async def test_the_end_does_not_wait_for_a_client_that_stopped_reading(tmp_path: Path) -> None:
+    with trio.fail_after(10):
+        async with served(tmp_path) as addresses:
+            stream = await trio.open_unix_socket(str(addresses.socket))
+            await stream.send_all(b"POST /export HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            await trio.sleep(0.3)  # more than the socket's buffers hold is on its way
+        await stream.aclose()
+
+
 async def test_an_error_in_the_middle_comes_after_what_was_said(tmp_path: Path) -> None:
     async with served(tmp_path):
         heard: list[str] = []
