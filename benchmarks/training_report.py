@@ -112,13 +112,13 @@ def verdict(results: Results, setting: str, churn: float) -> str:
     )
 
 
-def report(results: Results, seeds: int, steps: int) -> str:
-    """The page."""
+def report(results: Results, steps: int) -> str:
+    """The page; a section that was not run is left out."""
     lines = [
         "# Training",
         "",
         "Written by `python benchmarks/training.py --write`. Simulated, in ten regions: "
-        f"{steps} steps, medians of {seeds} seeds",
+        f"{steps} steps, medians over seeds",
         '(the least and the greatest in brackets); "by gwtf\'s" is the ratio within a seed. The '
         "time that a policy needs before",
         "its first step is not counted. Churn is the part of the holders that dies in each step. "
@@ -127,14 +127,21 @@ def report(results: Results, seeds: int, steps: int) -> str:
         f"Faster: in at least {100 * FASTER:g} %",
         "of the seeds; a tie: neither of the two is.",
     ]
-    for name, setting in SETTINGS.items():
-        lines += ["", f"## {setting.title}", "", *_about(name), ""]
+    ran = [name for name in SETTINGS if _seeds(results, name, "gwtf")]
+    for name in ran:
+        seeds = _seeds(results, name, "gwtf")
+        lines += ["", f"## {SETTINGS[name].title} ({seeds} seeds)", "", *_about(name), ""]
         lines += table(results, name, _rows(name), CHURNS)
-    lines += ["", "## Where the lead comes from", "", *_about("changed"), ""]
-    lines += table(results, "mixed", ["gwtf", *CHANGED], CHURNS[1:])
+    if seeds := min(_seeds(results, "mixed", policy) for policy in CHANGED):
+        lines += ["", f"## Where the lead comes from ({seeds} seeds)", "", *_about("changed"), ""]
+        lines += table(results, "mixed", ["gwtf", *CHANGED], CHURNS[1:])
     lines += ["", "## What follows", ""]
-    lines += [verdict(results, name, churn) for name in SETTINGS for churn in CHURNS]
+    lines += [verdict(results, name, churn) for name in ran for churn in CHURNS]
     return "\n".join([*lines, ""])
+
+
+def _seeds(results: Results, setting: str, policy: str) -> int:
+    return len({c.seed for c in results if c.setting == setting and c.policy == policy})
 
 
 def _rows(setting: str) -> list[str]:
