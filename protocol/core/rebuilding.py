@@ -25,13 +25,13 @@ async def rebuild(ctx: Context, joiner: Joiner, decision: Decision, lost: Collec
         sources = way.twin, way.twin
     else:
         raise ProtocolViolation(f"asked to rebuild stage {ctx.stage}, which nobody can: {way}")
-    datas = {stage: await joiner.fetch_of(decision, stage) for stage in dict.fromkeys(sources)}
+    fetched = {stage: await joiner.fetch_of(decision, stage) for stage in dict.fromkeys(sources)}
     await ctx.faults.reach("in_rebuild", decision.step)
 
     def job() -> float:
         parts = {
             stage: ctx.state.weights_of(stage, decision.digests[stage], data)
-            for stage, data in datas.items()
+            for stage, data in fetched.items()
         }
         (below, norm_below), (above, norm_above) = (parts[stage] for stage in sources)
         weight = weight_above(norm_below, norm_above, recovery.omega_mode)
@@ -40,7 +40,7 @@ async def rebuild(ctx: Context, joiner: Joiner, decision: Decision, lost: Collec
 
     weight = await ctx.compute("state", job)
     made_of = f"the mean of stages {sources[0]} and {sources[1]}"
-    if len(datas) == 1:
+    if len(fetched) == 1:
         made_of = f"its twin, stage {sources[0]}"
     ctx.origin = f"{made_of}, at step {decision.step}"
     ctx.observer.count("stages_rebuilt")
