@@ -21,10 +21,8 @@ POINTS = ("before_step", "after_forward", "after_commit", "in_reconcile", "after
 def play(*faults: Fault, joins_at_s: Sequence[float] = (0.0,), **more: object) -> Result:
     plans = [NodePlan(stage) for stage in STAGES]
     plans += [NodePlan(None, joins_at_s=at_s) for at_s in joins_at_s]
-    simulation = toy_swarm(
-        num_stages=5, steps=STEPS, faults=faults, plans=tuple(plans),
-        **{"recovery": "checkfree", **more},
-    )  # fmt: skip
+    options = {"plans": plans, "recovery": "checkfree", **more}
+    simulation = toy_swarm(num_stages=5, steps=STEPS, faults=faults, **options)
     result = simulation.run(60.0)
     check_one_history(result.moves)
     check_shares(check_exactly_once(result.moves), result.decisions)
@@ -66,6 +64,16 @@ def test_what_cannot_be_rebuilt_pauses_the_swarm(nodes: tuple[int, ...]) -> None
     assert max(move.step for move in result.moves) == 2
 
 
+@pytest.mark.parametrize("node", [2, 6], ids=["the first", "the last"])
+def test_with_twins_the_ends_are_rebuilt_too(node: int) -> None:
+    lost = Fault("kill", node, "after_commit", step=2)
+    result = play(lost, joins_at_s=[9.0], recovery="checkfree_plus")
+    assert result.is_finished
+    (event,) = result.trace.find("stage_rebuilt")
+    told = dict(event.details)
+    assert (told["stage"], told["below"], told["above"]) == ((1, 2, 2) if node == 2 else (5, 4, 4))
+
+
 def test_without_recovery_in_the_manifest_nothing_is_rebuilt() -> None:
     result = play(Fault("kill", LOST, "after_commit", step=2), recovery="none")
     assert not result.is_finished
@@ -85,6 +93,14 @@ def test_a_stage_is_rebuilt_again_and_again() -> None:
     result = play(first, *again, joins_at_s=[0.0, 12.0, 24.0])
     assert result.is_finished
     assert healed_by(result) == ["n7", "n8", "n9"]
+
+
+def test_nobody_goes_where_its_memory_has_no_room() -> None:
+    plans = [NodePlan(stage) for stage in STAGES]
+    plans += [NodePlan(None, fits={k: 4 for k in (1, 2, 4, 5)}), NodePlan(None, joins_at_s=12.0)]
+    result = play(Fault("kill", LOST, "after_commit", step=2), plans=plans)
+    assert result.is_finished
+    assert healed_by(result) == ["n8"]
 
 
 def test_who_comes_back_in_time_has_the_state_itself() -> None:

@@ -123,10 +123,27 @@ def test_a_state_counts_only_from_whom_was_named_for_this_stage_and_step() -> No
     assert rules.propose(WAIT_S) is None
     rebuilt(rules, NEW, stage=2)
     assert rules.propose(WAIT_S) is None
+    join(rules, NEW, 3, digest=digest_of("an old fork"))
+    assert rules.propose(WAIT_S) is None
     rules.on_presence(
         NEW, presence(3, step=3, seen=(4, 1), digest=digest_of("old"), is_rebuilt=True), WAIT_S
     )
     assert rules.propose(WAIT_S) is None
+
+
+def test_what_was_made_under_an_older_decision_does_not_count() -> None:
+    rules = deserted()
+    join(rules, NEW, 3, digest=None)
+    named(rules, WAIT_S)
+    late = presence(3, step=4, seen=(4, 0), digest=digest_of("new"), is_rebuilt=True)
+    rules.on_presence(NEW, late, WAIT_S)
+    assert rules.propose(WAIT_S) is None
+
+
+def test_at_the_very_start_the_seed_gives_the_state() -> None:
+    rules = running(ROSTER, **OPTIONS)
+    rules.on_change(LOST, is_up=False, now=0.0)
+    assert named(rules, WAIT_S) == []
 
 
 def test_whoever_had_the_state_comes_back_before_the_rebuilt_one_is_there() -> None:
