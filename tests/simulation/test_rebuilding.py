@@ -97,7 +97,7 @@ def test_a_stage_is_rebuilt_again_and_again() -> None:
 
 def test_nobody_goes_where_its_memory_has_no_room() -> None:
     plans = [NodePlan(stage) for stage in STAGES]
-    plans += [NodePlan(None, fits={k: 4 for k in (1, 2, 4, 5)}), NodePlan(None, joins_at_s=12.0)]
+    plans += [NodePlan(None, fits=dict.fromkeys((1, 2, 4, 5), 4)), NodePlan(None, joins_at_s=12.0)]
     result = play(Fault("kill", LOST, "after_commit", step=2), plans=plans)
     assert result.is_finished
     assert healed_by(result) == ["n8"]
