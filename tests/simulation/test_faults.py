@@ -16,7 +16,7 @@ NUM_NODES = 8
 # Authorities (the first data nodes), and the stage of each node.
 SHAPES = ((1, (0, 0, 1, 1, 1, 2, 2, 2)), (3, (0, 0, 0, 1, 1, 1, 2, 2)))
 STEPS = 4
-QUICK, MANY = 100, 1000
+QUICK, MANY = 60, 1000
 HOLDER_POINTS = {"after_forward", "after_input_gradient"}
 
 

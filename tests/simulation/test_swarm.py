@@ -31,6 +31,7 @@ from stages.data import Corpus
 from stages.tokenizer import ByteTokenizer
 
 
+@pytest.mark.slow
 def test_fifty_nodes_around_the_world() -> None:
     """2 data nodes and 4 stages x 12 holders of 1.9 million weights each, by cost."""
     model = ModelSpec(

@@ -10,8 +10,9 @@ from lifecycle_kit import counters
 
 from node.local_swarm import Daemon
 
-STEP, QUOTA = 3, 16
+STEP, STEPS, QUOTA = 3, 20, 24  # long enough for the newcomers to find their places
 VICTIM = "stage-2-a"
+ROOM = 14  # of two holders, one place each kept for repairs
 
 
 class MendedSwarm(LawSwarm):
@@ -26,7 +27,7 @@ class MendedSwarm(LawSwarm):
 def mended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Counter[str]]:
     """What the swarm left, and the counters of all nodes but the victim."""
     totals: Counter[str] = Counter()
-    plan = Plan(steps=10, quota=QUOTA, data_nodes=1, faults={VICTIM: f"before_backward@{STEP}"})
+    plan = Plan(steps=STEPS, quota=QUOTA, data_nodes=1, faults={VICTIM: f"before_backward@{STEP}"})
 
     def count(swarm: LawSwarm) -> None:
         for daemon in swarm.survivors():
@@ -49,10 +50,15 @@ def test_the_path_is_mended_and_nothing_is_reissued(
     assert_law(finished, reference_of(finished))
 
 
-def test_a_volunteer_finds_the_stage_that_lost_a_holder_unless_its_owner_names_one(
+def test_a_volunteer_finds_a_stage_by_itself_unless_its_owner_names_one(
     mended: tuple[Finished, Counter[str]],
 ) -> None:
+    """Which one, tests/swarm/test_law_churn.py holds: here the dead holder's claim still counts."""
     finished, _ = mended
+    assert all(finished.joined(name) for name in finished.successors)
     found, named = (finished.status[name] for name in finished.successors)
-    assert (found.stage, found.stage_reason) == (2, "it had a single holder")
+    assert found.stage_reason in {
+        "it had a single holder",
+        f"it was the narrowest, with room for {ROOM} microbatches",
+    }
     assert (named.stage, named.stage_reason) == (3, "its owner asked for it")
